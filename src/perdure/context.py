@@ -741,9 +741,9 @@ class Context(Generic[D]):
         *,
         may_share: bool = True,
     ) -> StepCall:
-        recorded_key, names = self._key(name if key is None else key), tuple(map(self._key, aliases))
+        recorded_key, names = self._key(name if key is None else key), ()
         if aliases:
-            names = (*names, recorded_key)
+            names = (*map(self._key, aliases), recorded_key)
             if not self._drive.calls.is_known(recorded_key):
                 recorded_key = self._drive.calls.find_former_key(names) or recorded_key
         # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.

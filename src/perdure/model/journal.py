@@ -193,6 +193,9 @@ class JournalIndex(NamedTuple):
         `owes_imported` says that results which came from a snapshot are owed like those that this run recorded.
         """
         kept = entries_in_force(entries)
+        if len(kept) < len(entries):
+            void = _void_cancellations(sorted(entries, key=attrgetter("seq")))
+            kept = [entry for entry in kept if entry.seq not in void]
         return cls(
             closes=[entry for entry in kept if entry.phase == "close"],
             winners={entry.key: entry for entry in kept if entry.phase == "close" and entry.kind == "race"},
@@ -204,6 +207,33 @@ class JournalIndex(NamedTuple):
             cancel_point=_find_cancel_point(kept),
             **_owed(entries, kept, owes_imported=owes_imported),
         )
+
+
+def _void_cancellations(entries: list[Entry]) -> set[int]:
+    """Return the seqs of entries that say that a call was cancelled, if the failure that cancelled it was set aside by a retry.
+
+    That is what came after such a failure, after the cancellation of the run, or last of all, when the function raised. A call
+    whose key was used again before the retry is not among them: the journal has to tell the two uses apart.
+    """
+    void: set[int] = set()
+    for at, drop in enumerate(entries):
+        if drop.phase != "drop":
+            continue
+        dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
+        causes = (each for each in entries[:at] if each.key in dropped and (each.kind == "cancel" or _is_failure(each)))
+        since = next((each.seq for each in causes), drop.seq)
+        used_later: set[str] = set()
+        is_last = True
+        for entry in reversed(entries[:at]):
+            is_last = is_last and (entry.phase == "cancel" or entry.key.startswith(COMPENSATION_PREFIX))
+            if entry.phase == "cancel" and entry.key and entry.key not in used_later and (is_last or entry.seq > since):
+                void.add(entry.seq)
+            used_later.add(entry.key)
+    return void
+
+
+def _is_failure(entry: Entry) -> bool:
+    return entry.phase == "close" and not entry.ok
 
 
 def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:

@@ -140,9 +140,22 @@ async def describe_run(host: Host, run_id: str) -> RunDescription:
         raise RunNotFound(run_id)
     row = view.row
     try:
-        return _describe(view, _steps_under_way(host, row))
+        described = _describe(view, _steps_under_way(host, row))
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(row.id, "the row or the journal", str(reason)) from reason
+    problem = await _problem_of_child(host, described) if row.status == "suspended" else None
+    return described if problem is None else msgspec.structs.replace(described, problem=problem)
+
+
+async def _problem_of_child(host: Host, parent: RunDescription) -> str | None:
+    """Return why a run waits for a child that cannot be resumed, if it does."""
+    awaited = {each.name for each in parent.waiting_for if each.kind == "child"}
+    for step in parent.steps:
+        if step.kind == "child" and step.status == "waiting" and step.key in awaited and step.child_id is not None:
+            child = await host.store.get(step.child_id)
+            if child is not None and not child.ended and child.problem is not None:
+                return f"it waits for its child {child.id!r}, which has a problem: {child.problem}"
+    return None
 
 
 def _steps_under_way(host: Host, row: RunRow) -> _UnderWay:
@@ -194,7 +207,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         running_step_count=under_way.steps.count,
         running_as_of=moment(under_way.at) if row.status == "running" else None,
         steps=tuple(_describe_steps(view.entries())),
-        not_undone=tuple(not_undone(row, view.entries())),
+        not_undone=tuple(not_undone(row, view.journal[: view.length])),
         value=None if ending is None else readable(ending.value),
         error=None if ending is None or ending.ok else _error_of(ending),
     )

@@ -36,7 +36,15 @@ JOURNAL: Final = [
     Entry(seq=1, key="a", payload=b'{"$date":"2026-01-31"}', name="f", attempt=3, args_hash=b"\x00h", started_at=5, ended_at=9),
     Entry(seq=2, key="nap", phase="open", kind="sleep", payload=b'{"deadline":77}', started_at=9, ended_at=9),
     Entry(seq=3, key="nap", kind="sleep", started_at=9, ended_at=77),
-    Entry(seq=4, key="r", phase="open", payload=b'{"type":"retry","at":99,"error":{"qualname":"E"}}', attempt=2, started_at=78, ended_at=78),
+    Entry(
+        seq=4,
+        key="r",
+        phase="open",
+        payload=b'{"type":"retry","at":99,"error":{"qualname":"E"}}',
+        attempt=2,
+        started_at=78,
+        ended_at=78,
+    ),
 ]
 
 

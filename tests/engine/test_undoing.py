@@ -1,0 +1,763 @@
+"""What was done is undone once, under its own key, whatever happens in between: retries, deploys, forks, deadlines, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, current_step, step, stores
+from perdure.errors import CompensationFailed, DeadlineExceeded, NotUndone, RunCancelled, RunDead, StepTimeout
+from tests.engine.worlds import World, world
+
+
+class Provider:
+    """Takes and returns money. A request that repeats a key is the same request."""
+
+    def __init__(self) -> None:
+        self.charged: dict[str, int] = {}
+        self.refunded: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.fails = 0
+
+    async def charge(self, cents: int) -> int:
+        key = current_step().idempotency_key
+        self.calls.append(f"charge {key}")
+        return self.charged.setdefault(key, cents)
+
+    async def refund(self, cents: int | None) -> None:
+        info = current_step()
+        assert info.undoes is not None
+        self.refund_of(info.undoes, info.idempotency_key)
+
+    def refund_of(self, charge: str, key: str) -> None:
+        self.calls.append(f"refund {charge}")
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("the provider is away")
+        self.refunded.setdefault(key, charge)
+
+    @property
+    def kept(self) -> set[str]:
+        """The keys of charges that were not refunded."""
+        unknown = set(self.refunded.values()) - self.charged.keys()
+        assert not unknown, f"refunded what was never charged: {unknown}"
+        return self.charged.keys() - set(self.refunded.values())
+
+
+class Code:
+    """A workflow's code, which a deploy may change."""
+
+    def __init__(self, body: Callable[[Context], Any]) -> None:
+        self.body = body
+
+    def workflow(self, **options: Any) -> Workflow[[], Any]:
+        async def flow(ctx: Context) -> Any:
+            return await self.body(ctx)
+
+        return Workflow("flow", flow, on_definition_change="ignore", **options)
+
+
+async def nothing(*_: Any) -> None:
+    pass
+
+
+async def fail() -> None:
+    raise ValueError("no money")
+
+
+# 1. A run always ends.
+
+
+async def test_a_branch_that_waits_for_a_child_keeps_no_run_from_undoing_and_ending() -> None:
+    provider = Provider()
+
+    async def child(ctx: Context) -> None:
+        await ctx.wait_for_signal("never")
+
+    waits = Workflow("child", child)
+
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    async def body(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        failing = ctx.step("fail", late_failure)
+        await asyncio.gather(ctx.child(waits), failing, ctx.step("slow", slow))
+
+    async def late_failure() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        raise ValueError("no money")
+
+    flow = Code(body).workflow()
+    async with Runtime(stores.memory(), [flow, waits]) as runtime:
+        run = await runtime.start(flow, id="run")
+        async with asyncio.timeout(30):
+            with pytest.raises(ValueError, match="no money"):
+                await run
+        child_run = await runtime.get("run/child")
+        assert child_run is not None
+        assert await child_run.status() == "cancelled"
+    assert not provider.kept
+
+
+# 2 and 3. The key of a step changes only when that step is undone.
+
+
+async def test_a_charge_in_doubt_without_a_compensation_keeps_its_key_when_another_step_was_undone() -> None:
+    provider = Provider()
+    is_slow = True
+
+    async def charge() -> int:
+        cents = await provider.charge(5)
+        if is_slow:
+            await asyncio.sleep(3600)
+        return cents
+
+    async def body(ctx: Context) -> str:
+        await ctx.step("book", provider.charge, 1, compensate=provider.refund)
+        await ctx.step("charge", charge, timeout=0.01)
+        return "paid"
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        outcome = await here.runtime.run(flow, id="run")
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, StepTimeout)
+        is_slow = False
+        await here.runtime.retry("run")
+        assert await here.runtime.sweep() == {"run": Ok("paid")}
+    assert provider.kept == {"run/charge", "run/book~1"}
+
+
+async def test_a_compensation_names_the_charge_that_was_made_however_often_it_has_failed() -> None:
+    provider = Provider()
+
+    async def refund(cents: int | None, *, key: str) -> None:
+        provider.refund_of(key, current_step().idempotency_key)
+
+    async def body(ctx: Context) -> None:
+        undo = partial(refund, key=ctx.idempotency_key("charge"))
+        await ctx.step("book", provider.charge, 1, compensate=provider.refund)
+        await ctx.step("charge", provider.charge, 5, compensate=undo)
+        await ctx.step(fail)
+
+    flow = Code(body).workflow()
+    provider.fails = 1
+    async with world(flow) as here:
+        outcome = await here.runtime.run(flow, id="run")
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, CompensationFailed)
+        assert provider.kept == {"run/charge"}
+        for attempt in (1, 2):
+            await here.runtime.retry("run")
+            outcome = (await here.runtime.sweep())["run"]
+            assert isinstance(outcome, Err)
+            assert isinstance(outcome.error, ValueError)
+            assert not provider.kept, attempt
+    # The charge counted as done after its refund had failed, so it was not made again then.
+    assert set(provider.charged) == {"run/book", "run/book~1", "run/book~2", "run/charge", "run/charge~1"}
+    assert provider.refunded["run/%compensate/charge"] == "run/charge"
+
+
+async def test_a_charge_in_doubt_that_a_retry_does_not_reach_again_is_not_forgotten() -> None:
+    provider = Provider()
+
+    async def charge(number: int) -> None:
+        await provider.charge(number)
+        await asyncio.sleep(3600)
+
+    async def body(ctx: Context) -> None:
+        await ctx.map("charge", charge, [1, 2], concurrency=1, on_error=on_error, compensate=provider.refund, timeout=0.01)
+        raise ValueError("both may have been charged")
+
+    on_error: Any = "collect"
+    flow = Code(body).workflow()
+    provider.fails = 2
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Err)
+        assert provider.kept == {"run/charge[0]", "run/charge[1]"}
+        on_error = "raise"
+        await here.runtime.retry("run")
+        await here.runtime.sweep()
+        described = await here.runtime.describe("run")
+        assert set(described.not_undone) == {"charge[0]", "charge[1]"}
+
+
+# 4. A run whose code does not say how it is undone does not end.
+
+
+def changes(provider: Provider) -> dict[str, Callable[[Context], Any]]:
+    async def as_it_was(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        await ctx.wait_for_signal("go")
+        await ctx.step(fail)
+
+    async def inserted(ctx: Context) -> None:
+        await ctx.wait_for_signal("approval")
+        await as_it_was(ctx)
+
+    async def renamed(ctx: Context) -> None:
+        await ctx.step("pay", provider.charge, 5, compensate=provider.refund)
+        await ctx.wait_for_signal("go")
+        await ctx.step(fail)
+
+    async def removed(ctx: Context) -> None:
+        await ctx.wait_for_signal("go")
+        await ctx.step(fail)
+
+    async def without_compensation(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5)
+        await ctx.wait_for_signal("go")
+        await ctx.step(fail)
+
+    return {each.__name__: each for each in (as_it_was, inserted, renamed, removed, without_compensation)}
+
+
+CHANGES = ("inserted", "renamed", "removed", "without_compensation")
+
+
+async def charged_and_waiting(here: World, flow: Workflow[[], Any], **options: Any) -> None:
+    await here.runtime.start(flow, id="run", **options)
+    assert isinstance((await here.runtime.sweep())["run"], Suspended)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("by", ["cancel", "failure", "deadline"])
+@pytest.mark.parametrize("retired", [(), {"charge"}], ids=["kept", "retired"])
+async def test_a_run_whose_code_cannot_undo_what_it_has_done_waits_for_code_that_can(change: str, by: str, retired: Any) -> None:
+    if retired and by == "failure" and change in ("inserted", "renamed"):
+        return  # that run goes another way, and does not end here
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow(retired=retired)
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow, **({"deadline": "10s"} if by == "deadline" else {}))
+        code.body = bodies[change]
+        if by == "cancel":
+            await here.runtime.cancel("run")
+        elif by == "failure":
+            await here.runtime.signal("run", "go")
+        for _ in range(3):
+            await here.later("2h")
+            described = await here.runtime.describe("run")
+            assert described.status not in ("failed", "cancelled", "completed"), described.status
+            assert provider.kept >= {"run/charge"}
+            assert described.problem is not None
+            assert described.not_undone == ("charge",)
+            assert [info.id for info in await here.runtime.stuck_runs()] == ["run"]
+        with pytest.raises(NotUndone, match="charge"):
+            await here.runtime.delete("run")
+        code.body = bodies["as_it_was"]
+        outcome = (await here.later("1d"))["run"]
+        assert isinstance(outcome, Err)
+        expected = {"cancel": RunCancelled, "failure": ValueError, "deadline": DeadlineExceeded}[by]
+        assert isinstance(outcome.error, expected)
+        assert not provider.kept
+        assert (await here.runtime.describe("run")).not_undone == ()
+
+
+@pytest.mark.parametrize("change", CHANGES[:3])
+async def test_retired_says_how_a_step_is_undone_that_the_code_no_longer_has(change: str) -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow(retired={"charge": provider.refund})
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        code.body = bodies[change]
+        await here.runtime.cancel("run")
+        outcome = (await here.runtime.sweep())["run"]
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, RunCancelled)
+    assert not provider.kept
+
+
+@dataclass
+class Payment:
+    cents: int
+
+
+async def test_the_result_of_a_retired_step_is_what_its_compensation_takes() -> None:
+    undone: list[Payment] = []
+
+    def pay() -> Payment:
+        return Payment(5)
+
+    def undo(payment: Payment) -> None:
+        undone.append(payment)
+
+    async def body(ctx: Context) -> None:
+        await ctx.step(pay, compensate=undo)
+        await ctx.wait_for_signal("go")
+
+    code = Code(body)
+    flow = code.workflow(retired={"pay": undo})
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        code.body = lambda ctx: ctx.wait_for_signal("go")
+        await here.runtime.cancel("run")
+        assert isinstance((await here.runtime.sweep())["run"], Err)
+    assert undone == [Payment(5)]
+
+
+async def test_retired_may_say_that_nothing_is_to_be_undone() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow(retired={"charge": None})
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        code.body = bodies["removed"]
+        await here.runtime.cancel("run")
+        outcome = (await here.runtime.sweep())["run"]
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, RunCancelled)
+    assert provider.kept == {"run/charge"}
+
+
+def test_retired_takes_functions_or_none() -> None:
+    with pytest.raises(TypeError, match="charge"):
+        Code(nothing).workflow(retired={"charge": "refund"})
+
+
+@pytest.mark.parametrize("change", ["as_it_was", *CHANGES])
+async def test_cancel_without_undo_ends_the_run_and_says_what_it_left(change: str) -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow()
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        code.body = bodies[change]
+        await here.runtime.cancel("run", undo=False)
+        outcome = (await here.runtime.sweep())["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled)
+        assert outcome.error.not_undone == ["charge"]
+        assert "charge" in str(outcome.error)
+        assert (await here.runtime.describe("run")).not_undone == ("charge",)
+        assert provider.kept == {"run/charge"}
+        # A retry goes on with what is there, and its cancel undoes as usual.
+        code.body = bodies["as_it_was"]
+        await here.runtime.retry("run")
+        assert isinstance((await here.runtime.sweep())["run"], Suspended)
+        await here.runtime.cancel("run")
+        assert isinstance((await here.runtime.sweep())["run"], Err)
+    assert not provider.kept
+
+
+async def test_cancel_without_undo_while_the_function_runs_lets_it_clean_up() -> None:
+    provider = Provider()
+    cleaned, is_waiting = [], asyncio.Event()
+
+    async def body(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        is_waiting.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cleaned.append(await ctx.step("clean", lambda: "cleaned"))
+            raise
+
+    flow = Code(body).workflow()
+    async with Runtime(stores.memory(), [flow]) as runtime:
+        run = await runtime.start(flow, id="run")
+        await is_waiting.wait()
+        await run.cancel(undo=False)
+        with pytest.raises(RunCancelled, match="not undone: 'charge'"):
+            await run
+    assert cleaned == ["cleaned"]
+    assert provider.kept == {"run/charge"}
+
+
+async def test_children_of_a_run_that_is_cancelled_without_undo_undo_nothing_either() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+
+    async def child(ctx: Context) -> None:
+        await bodies["as_it_was"](ctx)
+
+    paying = Workflow("paying", child)
+
+    async def body(ctx: Context) -> None:
+        await ctx.child(paying)
+
+    flow = Code(body).workflow()
+    async with world(flow, paying) as here:
+        await here.runtime.start(flow, id="run")
+        for _ in range(3):
+            await here.runtime.sweep()
+        await here.runtime.cancel("run", undo=False)
+        for _ in range(4):
+            await here.later("1m")
+        assert (await here.runtime.describe("run/paying")).status == "cancelled"
+        assert (await here.runtime.describe("run")).status == "cancelled"
+    assert provider.kept == {"run%2Fpaying/charge"}
+
+
+async def test_a_run_does_not_start_over_with_something_that_its_code_could_not_undo() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow(retired={"charge"})
+
+    async def again(ctx: Context) -> None:
+        await ctx.wait_for_signal("go")
+        await ctx.continue_as()
+
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        code.body = again
+        await here.runtime.signal("run", "go")
+        await here.runtime.sweep()
+        described = await here.runtime.describe("run")
+        assert (described.status, described.generation, described.not_undone) == ("pending", 0, ("charge",))
+
+
+async def test_a_parent_says_which_child_cannot_be_undone() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+
+    async def child(ctx: Context) -> None:
+        await code.body(ctx)
+
+    paying = Workflow("paying", child, on_definition_change="ignore")
+
+    async def body(ctx: Context) -> None:
+        await ctx.child(paying)
+
+    flow = Workflow("parent", body)
+    async with world(flow, paying) as here:
+        await here.runtime.start(flow, id="run")
+        for _ in range(3):
+            await here.runtime.sweep()
+        code.body = bodies["removed"]
+        await here.runtime.cancel("run/paying")
+        await here.runtime.sweep()
+        await here.runtime.sweep()
+        described = await here.runtime.describe("run")
+        assert described.status == "suspended"
+        assert described.problem is not None
+        assert "run/paying" in described.problem
+    assert provider.kept == {"run%2Fpaying/charge"}
+
+
+# 5. A run that died while it undid what it had done resumes that.
+
+
+@pytest.mark.parametrize("by", ["failure", "cancel"])
+async def test_a_retry_of_a_run_that_died_while_it_compensated_goes_on_undoing(by: str) -> None:
+    provider = Provider()
+    is_away = True
+
+    async def refund(cents: int | None) -> None:
+        if cents == 1 and is_away:
+            raise SystemExit(1)  # ends the attempt, and is no failure of the step
+        await provider.refund(cents)
+
+    async def body(ctx: Context) -> None:
+        for cents in (1, 2):
+            await ctx.step(f"charge {cents}", provider.charge, cents, compensate=refund)
+        if by == "cancel":
+            await ctx.wait_for_signal("never")
+        await ctx.step(fail)
+
+    flow = Code(body).workflow()
+    async with world(flow, max_attempts=2) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.sweep()
+        if by == "cancel":
+            await here.runtime.cancel("run")
+        outcome: Any = None
+        for _ in range(8):
+            outcome = (await here.later("2h")).get("run", outcome)
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunDead)
+        assert (await here.runtime.describe("run")).not_undone == ("charge 1",)
+        is_away, calls = False, len(provider.calls)
+        await here.runtime.retry("run")
+        outcome = (await here.later("2h"))["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled if by == "cancel" else ValueError)
+    assert provider.calls[calls:] == ["refund run/charge 1"]
+    assert not provider.kept
+
+
+# 6. What is done again gets its time again.
+
+
+async def test_a_time_limit_begins_again_with_what_is_done_again() -> None:
+    provider = Provider()
+    fails = True
+
+    async def body(ctx: Context) -> str:
+        try:
+            async with ctx.timeout("limit", "1m"):
+                await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        except TimeoutError:
+            return "the wrong branch"
+        if fails:
+            await ctx.step(fail)
+        return "paid"
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Err)
+        fails = False
+        here.clock.advance("1h")
+        await here.runtime.retry("run")
+        assert await here.runtime.sweep() == {"run": Ok("paid")}
+    assert provider.kept == {"run/charge~1"}
+
+
+# 7. A fork undoes what it has done itself.
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+async def test_a_fork_undoes_its_own_steps_and_what_it_takes_over(take_over: bool) -> None:
+    provider = Provider()
+    fails = False
+
+    async def last() -> str:
+        if fails:
+            raise ValueError("no")
+        return "paid"
+
+    async def body(ctx: Context) -> str:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        await ctx.step("fee", provider.charge, 1, compensate=provider.refund)
+        return await ctx.step("last", last)
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Ok("paid")
+        fails = True
+        await here.runtime.fork("run", from_step="fee", id="fork", take_over=take_over)
+        assert isinstance((await here.runtime.sweep())["fork"], Err)
+        assert provider.kept == ({"run/fee"} if take_over else {"run/charge", "run/fee"})
+        assert (await here.runtime.describe("fork")).not_undone == ()
+        fails = False
+        await here.runtime.retry("fork")
+        assert await here.runtime.sweep() == {"fork": Ok("paid")}
+    again = {"fork/fee~1", "fork/charge~1"} if take_over else {"fork/fee~1", "run/charge"}
+    assert provider.kept == {"run/fee"} | again
+
+
+# 8. No two steps share a key.
+
+
+async def test_no_two_steps_share_an_idempotency_key() -> None:
+    keys: list[str] = []
+
+    async def charge() -> None:
+        keys.append(current_step().idempotency_key)
+
+    async def child(ctx: Context) -> None:
+        for key in ("charge", "a~1", "a;generation=1", "a%7E1", "x/y", "%compensate/charge"):
+            await ctx.step("charge", charge, key=key)
+        await ctx.scope("x").step("y", charge)
+        await ctx.scope("x/y").step("z", charge)
+        await ctx.scope("x").scope("y").step("z", charge)
+        await ctx.scope("a~1").step("z", charge)
+
+    async def body(ctx: Context) -> None:
+        await child(ctx)
+        await ctx.step("charge", charge, key="c/charge")
+        for own_id in ("order/c", "order;generation=1", "order%2Fc"):
+            await ctx.child(Workflow("c", child), key=own_id, id=own_id)
+
+    flow = Code(body).workflow()
+    assert isinstance(await flow.run(id="order", store=stores.memory()), Ok)
+    assert len(keys) == 4 * 10 + 1
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == "order/charge"
+
+
+# Children.
+
+
+async def test_a_child_that_completed_is_compensated_and_done_again_as_another_run() -> None:
+    provider = Provider()
+    fails = True
+
+    async def pay(ctx: Context, cents: int) -> int:
+        return await ctx.step("charge", provider.charge, cents)
+
+    paying = Workflow("paying", pay)
+
+    async def refund(cents: int) -> None:
+        provider.refund_of(f"{current_step().undoes}/charge".replace("run/", "run%2F", 1), current_step().idempotency_key)
+
+    async def body(ctx: Context) -> int:
+        paid = await ctx.child(paying, 5, compensate=refund)
+        if fails:
+            await ctx.step(fail)
+        return paid
+
+    flow = Code(body).workflow()
+    async with Runtime(stores.memory(), [flow, paying]) as runtime:
+        run = await runtime.start(flow, id="run")
+        with pytest.raises(ValueError, match="no money"):
+            await run
+        assert not provider.kept
+        fails = False
+        await runtime.retry("run")
+        assert await run == 5
+        assert await runtime.get("run/paying~1") is not None
+    assert provider.kept == {"run%2Fpaying%7E1/charge"}
+
+
+async def test_items_of_a_map_of_children_are_compensated() -> None:
+    undone: list[int] = []
+
+    async def double(ctx: Context, number: int) -> int:
+        return 2 * number
+
+    async def undo(number: int) -> None:
+        undone.append(number)
+
+    doubling = Workflow("doubling", double)
+
+    async def body(ctx: Context) -> None:
+        await ctx.map(doubling, [1, 2, 3], concurrency=1, compensate=undo)
+        await ctx.step(fail)
+
+    flow = Code(body).workflow()
+    assert isinstance(await flow.run(id="run", store=stores.memory()), Err)
+    assert undone == [6, 4, 2]
+
+
+async def test_a_child_that_is_open_undoes_itself_and_is_not_compensated() -> None:
+    provider = Provider()
+    undone: list[int] = []
+
+    async def pay(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        await ctx.wait_for_signal("never")
+
+    paying = Workflow("paying", pay)
+
+    async def body(ctx: Context) -> None:
+        await ctx.child(paying, compensate=undone.append)
+
+    flow = Code(body).workflow()
+    async with Runtime(stores.memory(), [flow, paying]) as runtime:
+        run = await runtime.start(flow, id="run")
+        child = None
+        while child is None or not isinstance(await child.outcome(), Suspended):
+            child = await runtime.get("run/paying")
+            await asyncio.sleep(0)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run
+    assert not provider.kept
+    assert undone == []
+
+
+async def test_a_detached_child_has_no_compensation() -> None:
+    async def body(ctx: Context) -> None:
+        ctx.start_child(Workflow("c", nothing), detached=True, compensate=nothing)
+
+    outcome = await Code(body).workflow().run(id="run", store=stores.memory())
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, TypeError)
+
+
+# Copies of a run.
+
+
+async def test_a_snapshot_knows_how_often_each_step_was_undone() -> None:
+    provider = Provider()
+    fails = True
+
+    async def body(ctx: Context) -> str:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        if fails:
+            await ctx.step(fail)
+        return "paid"
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await here.runtime.run(flow, id="run")
+        for _ in range(2):
+            await here.runtime.retry("run")
+            await here.runtime.sweep()
+        run = await here.runtime.get("run")
+        assert run is not None
+        snapshot = await run.snapshot()
+    assert snapshot.to_dict()["metadata"]["perdure"]["undone"] == {"charge": 2}
+    there = stores.memory()
+    await there.save("run", snapshot)
+    fails = False
+    assert await flow.run(id="run", store=there, retry_failed=True) == Ok("paid")
+    assert provider.kept == {"run/charge~3"}
+    elsewhere = await flow.run(id="other", store=stores.memory(), snapshot=snapshot, retry_failed=True)
+    assert elsewhere == Ok("paid")
+    assert provider.kept == {"run/charge~3", "other/charge~3"}
+
+
+async def test_a_compensation_is_told_the_key_of_a_step_that_was_renamed() -> None:
+    provider = Provider()
+    name, aliases = "charge", list[str]()
+
+    async def body(ctx: Context) -> None:
+        undoing = step(aliases=aliases)(partial(provider.charge)) if aliases else provider.charge
+        await ctx.step(name, undoing, 5, compensate=provider.refund)
+        await ctx.wait_for_signal("go")
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        name, aliases = "pay", ["charge"]
+        await here.runtime.cancel("run")
+        assert isinstance((await here.runtime.sweep())["run"], Err)
+    assert not provider.kept
+    assert set(provider.refunded) == {"run/%compensate/charge"}
+
+
+# What a failure cancelled is not cancelled any more after a retry.
+
+
+@pytest.mark.parametrize("cause", ["step", "function"])
+async def test_what_the_failure_cancelled_is_not_cancelled_when_the_run_is_replayed_after_a_retry(cause: str) -> None:
+    fails, done = True, list[str]()
+
+    async def break_down(ctx: Context) -> None:
+        await ctx.sleep("a while", "1m")
+        if fails and cause == "function":
+            raise ValueError("not yet")
+        await ctx.step("break", lambda: 1 / 0 if fails else None)
+
+    async def wait(ctx: Context) -> None:
+        async with ctx.timeout("limit", "1h"):
+            await ctx.wait_for_signal("go")
+        await ctx.step("after", done.append, "after")
+
+    async def body(ctx: Context) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait(ctx))
+            group.create_task(break_down(ctx))
+        await ctx.wait_for_signal("end")
+        return "ended"
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.sweep()
+        assert isinstance((await here.later("2m"))["run"], Err)
+        fails = False
+        await here.runtime.retry("run")
+        await here.runtime.sweep()
+        await here.runtime.signal("run", "go")
+        await here.later("1m")
+        await here.runtime.signal("run", "end")
+        assert await here.later("1m") == {"run": Ok("ended")}
+    assert done == ["after"]
