@@ -741,7 +741,8 @@ class Context(Generic[D]):
         *,
         may_share: bool = True,
     ) -> StepCall:
-        recorded_key, names = self._key(name if key is None else key), ()
+        recorded_key = self._key(name if key is None else key)
+        names: tuple[str, ...] = ()
         if aliases:
             names = (*map(self._key, aliases), recorded_key)
             if not self._drive.calls.is_known(recorded_key):

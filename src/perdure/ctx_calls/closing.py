@@ -26,10 +26,10 @@ from perdure.ctx_calls.steps import StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.errors import CompensationFailed, NotUndone, PersistenceError
-from perdure.model.effects import Effect, effects_in
 from perdure.model.journal import Entry
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
+from perdure.snapshots.effects import Effect, effects_in
 from perdure.snapshots.step_results import load_value
 from perdure.stepspec import parameter_type, spec_of
 

@@ -68,7 +68,6 @@ from perdure.errors import (
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.effects import effects_in, find_cancel_request
 from perdure.model.idempotency import IdempotencyKeys
 from perdure.model.journal import CancelPoint, Entry, JournalIndex
 from perdure.model.logs import log, run_fields
@@ -85,6 +84,7 @@ from perdure.model.records import (
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
+from perdure.snapshots.effects import effects_in, find_cancel_request
 from perdure.stepspec import StepInfo, current
 from perdure.store import Store, StreamStore, require
 
@@ -284,7 +284,7 @@ class Drive:
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
         # The seq of the inbox row that asks to cancel the run and to undo nothing.
-        self._cancel_request = find_cancel_request(claim.inbox, claim.journal)
+        self._cancel_request = find_cancel_request(claim.inbox, claim.journal) if claim.inbox else None
         is_requested = claim.run.cancel_requested or self._cancel_request is not None
         self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not is_requested
         # Whether a cancelled run compensates what it has done.
@@ -716,7 +716,7 @@ class Drive:
                     self._hints,
                     is_strict=self.is_strict,
                     passed_deadline=self._deadline if self._is_late else None,
-                    left=self._left_behind(),
+                    left=[] if self.undoes else self._left_behind(),
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps, what="steps that are not asked for"),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
@@ -726,7 +726,7 @@ class Drive:
 
     def _left_behind(self) -> list[str]:
         """Return the keys of what a cancelled run has done and does not undo, because its caller asked for that."""
-        return [] if self.undoes else [effect.key for effect in effects_in(self.recorder.journal) if not effect.is_undone]
+        return [effect.key for effect in effects_in(self.recorder.journal) if not effect.is_undone]
 
     async def _finish(self, ending: Ending | StartOver) -> Outcome[Any]:
         self._ending = ending

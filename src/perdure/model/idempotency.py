@@ -28,7 +28,9 @@ class IdempotencyKeys:
     """The idempotency keys of one run's steps."""
 
     def __init__(self, run_id: str, generation: int, intents: dict[str, Intent], undone: Mapping[str, int]) -> None:
-        self._run = _escape(_ESCAPED, run_id) + (f";generation={generation}/" if generation else "/")
+        self._run = run_id if _ESCAPED.search(run_id) is None else _escape(_ESCAPED, run_id)
+        if generation:
+            self._run += f";generation={generation}"
         # By the keys of their steps; a step that is called adds its own.
         self.intents = intents
         self.undone = undone
@@ -41,7 +43,8 @@ class IdempotencyKeys:
         if self.intents and (intent := self.intents.get(key)) is not None:
             return intent.idempotency_key
         name = names[0] if names else key
-        text = self._run + _escape(_LEFT_TO_ESCAPE if name[0] in "/%" else _ESCAPED, name)
+        left = _LEFT_TO_ESCAPE if name[0] in "/%" else _ESCAPED
+        text = f"{self._run}/{name if left.search(name) is None else _escape(left, name)}"
         if not self.undone:
             return text
         undone = sum(self.undone.get(each, 0) for each in {key, *names})
@@ -55,4 +58,4 @@ def key_of_undoing(idempotency_key: str) -> str:
 
 
 def _escape(escaped: re.Pattern[str], text: str) -> str:
-    return text if escaped.search(text) is None else escaped.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    return escaped.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -16,7 +16,6 @@ from perdure.codec import readable, tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.effects import not_undone
 from perdure.model.ids import check_id
 from perdure.model.journal import CancelPoint, Entry, Intent, Kind, OpenChild, OpenWait, StepOpening
 from perdure.model.own_names import child_key, parts_of
@@ -25,6 +24,7 @@ from perdure.model.records import RunRow, Status, deadline_in_force
 from perdure.model.running_steps import RunningSteps, decode_running_steps
 from perdure.result import WaitingFor
 from perdure.snapshots.consistent_view import View, load_view, user_metadata
+from perdure.snapshots.effects import not_undone
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.step_results import read_result
 from perdure.worker.active_runs import active_runs

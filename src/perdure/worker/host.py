@@ -25,7 +25,6 @@ from perdure.errors import InvalidInput, NotUndone, PerdureWarning, RunConflict,
 from perdure.model.approvals import check_signal_name
 from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.effects import not_undone
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.journal import CancelRequest
 from perdure.model.logs import log, run_fields
@@ -34,6 +33,7 @@ from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, Signal
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
+from perdure.snapshots.effects import not_undone
 from perdure.snapshots.importer import Arguments, RunStart, given_state, has_state, import_state, read_state, resolve_state
 from perdure.store import Outbox, Store, require
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
