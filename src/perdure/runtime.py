@@ -712,9 +712,12 @@ class Runtime:
         """Undo `hold` for many runs: those that have not ended, unless `status` names others. Options as `cancel_many`."""
         return await change_many(self._host, "unhold", self.unhold, options)
 
-    async def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
-        """Remove many runs with everything recorded: ended ones, unless `status` names others. Options as `cancel_many`."""
-        return await change_many(self._host, "delete", self.delete, options)
+    async def delete_many(self, *, force: bool = False, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Remove many runs with everything recorded: ended ones, unless `status` names others.
+
+        `force` is as for `delete`, the other options are as for `cancel_many`.
+        """
+        return await change_many(self._host, "delete", partial(self.delete, force=force), options)
 
     async def purge(
         self,

@@ -102,7 +102,7 @@ class AsyncRuntime(Protocol):
     async def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
     async def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
     async def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
-    async def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def delete_many(self, *, force: bool = False, **options: Unpack[BulkOptions]) -> BulkReport: ...
     @property
     def purge(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
     @property
@@ -546,9 +546,9 @@ class SyncRuntime:
         """Undo `hold` for many runs: those that have not ended, unless `status` names others."""
         return self._block(self._runtime.unhold_many(**options))
 
-    def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+    def delete_many(self, *, force: bool = False, **options: Unpack[BulkOptions]) -> BulkReport:
         """Remove many runs with everything recorded: ended ones, unless `status` names others."""
-        return self._block(self._runtime.delete_many(**options))
+        return self._block(self._runtime.delete_many(force=force, **options))
 
     def purge(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -45,12 +46,21 @@ def add_commands(app: App) -> None:
         app.command(command)
 
 
-def cancel(run_id: str | None = None, /, *, many: ManyRunsOptions = _NO_FILTER, options: StoreOptions = _DEFAULT) -> int:
+def cancel(
+    run_id: str | None = None,
+    /,
+    *,
+    undo: Annotated[
+        bool, Parameter(name="--undo", negative="--no-undo", help="Whether its compensations run; not with --no-undo.")
+    ] = True,
+    many: ManyRunsOptions = _NO_FILTER,
+    options: StoreOptions = _DEFAULT,
+) -> int:
     """Ask a run to stop, or those that the filters select; without --status, those that have not ended."""
     _check_choice(run_id, many)
     if run_id is None:
-        return _change_many(lambda runtime: runtime.cancel_many, "Cancel", "asked to stop", many, options)
-    options.call(lambda runtime: runtime.cancel(run_id))
+        return _change_many(lambda runtime: partial(runtime.cancel_many, undo=undo), "Cancel", "asked to stop", many, options)
+    options.call(lambda runtime: runtime.cancel(run_id, undo=undo))
     report(options.json, f"run {run_id!r} was asked to stop; a worker ends it", {"id": run_id, "cancel_requested": True})
     return 0
 
@@ -71,12 +81,15 @@ def fork(
     *,
     from_step: Annotated[str, Parameter(name="--from", help="The key of the step that is called anew, as `show` has it.")],
     new_id: Annotated[str | None, Parameter(name="--id", help="The id of the new run. Default: one that is made up.")] = None,
+    take_over: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="If it fails, undo what the old run has done, too.")
+    ] = False,
     options: StoreOptions = _DEFAULT,
 ) -> None:
     """Start a new run that has what this one recorded before a step, and calls that step anew."""
 
     async def start(runtime: Runtime) -> str:
-        return (await runtime.fork(run_id, from_step=from_step, id=new_id)).id
+        return (await runtime.fork(run_id, from_step=from_step, id=new_id, take_over=take_over)).id
 
     forked = options.call(start)
     report(options.json, forked, {"id": forked, "forked_from": run_id})
@@ -102,11 +115,20 @@ def unhold(run_id: str | None = None, /, *, many: ManyRunsOptions = _NO_FILTER, 
     return 0
 
 
-def delete(run_id: str | None = None, /, *, many: ManyRunsOptions = _NO_FILTER, options: StoreOptions = _DEFAULT) -> int:
+def delete(
+    run_id: str | None = None,
+    /,
+    *,
+    force: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Also a run that cannot undo what it has done.")
+    ] = False,
+    many: ManyRunsOptions = _NO_FILTER,
+    options: StoreOptions = _DEFAULT,
+) -> int:
     """Remove a run and everything recorded for it, or those that the filters select; without --status, those that have ended."""
     _check_choice(run_id, many)
     if run_id is None:
-        return _change_many(lambda runtime: runtime.delete_many, "Delete", "deleted", many, options)
+        return _change_many(lambda runtime: partial(runtime.delete_many, force=force), "Delete", "deleted", many, options)
 
     async def find(runtime: Runtime) -> Status:
         run = await runtime.get(run_id)
@@ -117,7 +139,7 @@ def delete(run_id: str | None = None, /, *, many: ManyRunsOptions = _NO_FILTER, 
     status = options.call(find)
     if not many.yes:
         _confirm(f"Delete run {run_id!r} ({status}) and everything recorded for it?")
-    options.call(lambda runtime: runtime.delete(run_id))
+    options.call(lambda runtime: runtime.delete(run_id, force=force))
     report(options.json, f"run {run_id!r} is deleted", {"id": run_id, "deleted": True})
     return 0
 

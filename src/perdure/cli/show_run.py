@@ -48,11 +48,17 @@ def _head(run: RunDescription) -> list[str]:
         lines.append(f"on hold; `perdure unhold {run.id}` lets it go on")
     if run.cancel_requested:
         lines.append("it was asked to stop")
-    if run.problem is not None:
-        lines.append(f"problem ({in_utc(run.problem_at)} UTC): {run.problem}")
+    lines += _trouble(run)
     if run.status == "completed":
         lines.append(f"value {preview(run.value)}")
     return lines
+
+
+def _trouble(run: RunDescription) -> list[str]:
+    """Return why the run cannot be resumed, and what it has left behind."""
+    since = "" if run.problem_at is None else f" ({in_utc(run.problem_at)} UTC)"
+    lines = [] if run.problem is None else [f"problem{since}: {run.problem}"]
+    return [*lines, f"not undone: {', '.join(run.not_undone)}"] if run.not_undone else lines
 
 
 def _arguments(stored: Any) -> str:

@@ -39,6 +39,8 @@ class RuntimeHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     `reply_seconds` and `clock_ahead_seconds` are None when the store did not reply. `is_working`: this process has a worker that
     claims runs; a client has none, and is well without. `last_claim_at` is when the store last answered a claim of the worker.
+    `not_undone` counts the runs that the worker stopped because their code cannot undo what they have done: a person has to help
+    them, and they are no reason to restart the process.
     """
 
     ok: bool
@@ -50,6 +52,7 @@ class RuntimeHealth(msgspec.Struct, frozen=True, kw_only=True):
     last_claim_at: datetime | None
     driven: int
     concurrency: int
+    not_undone: int
 
 
 async def ask_store(store: Store) -> StoreReply:
@@ -88,6 +91,7 @@ class HealthCheck:
             last_claim_at=None if worker is None else worker.last_claim_at,
             driven=0 if worker is None else worker.count_driven(),
             concurrency=concurrency,
+            not_undone=0 if worker is None else len(worker.not_undone),
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from perdure.aio.own_tasks import own_context
 from perdure.aio.store_watch import POLL_SECONDS
 from perdure.engine.endings import give_up_left_tasks
 from perdure.engine.heartbeat import describe_blockage
-from perdure.errors import LeaseLost, PerdureError, name_step
+from perdure.errors import LeaseLost, NotUndone, PerdureError, name_step
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.logs import log, run_fields
@@ -81,6 +81,8 @@ class Worker:
         self._claimed_at = elapsed()
         self._last_claim_at: int | None = None
         self._logged_slowness_at: float | None = None
+        # The runs that were stopped here last because their code cannot undo what they have done.
+        self.not_undone: set[str] = set()
         # What finds out how runs were lost.
         self._losses: set[asyncio.Task[None]] = set()
         self._unclaimed = _UnclaimedRuns(queues)
@@ -266,6 +268,7 @@ class Worker:
         if run.task.cancelled():
             return
         drive, error = run.drive, run.task.exception()
+        (self.not_undone.add if isinstance(error, NotUndone) else self.not_undone.discard)(drive.run.id)
         if error is None:
             outcome = run.task.result()
             if isinstance(outcome, Err) and drive.run.status != "cancelled":
