@@ -212,7 +212,7 @@ async def purge_leaves_a_run_that_was_reopened(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def a_run_is_purged_or_reopened_but_not_both(world: FullWorld) -> None:
-    """If an old run is purged while another reopens and ends it again, it is gone and the other is told, or it has its new end."""
+    """If an old run is purged while another reopens and ends it again, it is gone and the other is told, or it has a new end."""
 
     async def end_again(run_id: str) -> None:
         await world.b.reopen(run_id, (), now=at(100))
