@@ -62,7 +62,7 @@ def _try_and_print(mutant: Mutant) -> str:
 
 
 def _try(mutant: Mutant) -> str:
-    """What becomes of it."""
+    """Return what becomes of it."""
     places = mutant.places()
     if places != 1:
         return f"NO LONGER APPLIES: its text stands {places} times in {mutant.file}"
@@ -86,7 +86,7 @@ def _try(mutant: Mutant) -> str:
 
 @functools.cache
 def _unbroken(tests: tuple[str, ...]) -> str:
-    """Why these tests say nothing about a mutant; nothing if they pass without one."""
+    """Return why these tests say nothing about a mutant; an empty text if they pass without one."""
     code, said = _run_tests(tests, SOURCE)
     if code != _PASSED:
         return f"NOT TRIED, its tests fail without it: {_last_line(said)}"
@@ -94,7 +94,7 @@ def _unbroken(tests: tuple[str, ...]) -> str:
 
 
 def _run_tests(tests: Sequence[str], source: Path) -> tuple[int | None, str]:
-    """The exit code of pytest with perdure from this directory, None if it took too long, and what it said."""
+    """Return the exit code of pytest with perdure from this directory, None if it took too long, and what it said."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     pipe = subprocess.PIPE

@@ -27,7 +27,7 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT gra
 
 @asynccontextmanager
 async def clock_stopped(dsn: str) -> AsyncIterator[Any]:
-    """No statement reads the slow clock until this is left; gives the connection that has the lock."""
+    """Let no statement read the slow clock until this is left. Give the connection that has the lock."""
     connection = await asyncpg.connect(dsn)
     await connection.execute("SELECT pg_advisory_lock(hashtext(current_schema()))")
     try:
