@@ -596,6 +596,38 @@ async def test_failed_attempts_are_dropped_in_rounds_that_are_over_too() -> None
         assert await read(here.runtime, drop_failed=True, start=second + 3) == [*kept[1][1:], *kept[2]]
 
 
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_no_crash_brings_back_what_a_failed_attempt_emitted(after_commit: bool) -> None:
+    flow = Workflow("flow", Rounds().flow)
+    kept = [item for n in (1, 2, 3) for item in (f"begin {n}", f"attempt 3 of {n}", "x")]
+
+    async def main(dies_at: int) -> bool:
+        store = stores.memory()
+        is_done = await go(flow, MortalStore(store, dies_at, after_commit=after_commit))
+        if not is_done:
+            await asyncio.sleep(100)  # its lease expires
+            assert await go(flow, store)
+        runtime = Runtime(store, concurrency=0)
+        assert await read(runtime, drop_failed=True) == kept, f"died at {dies_at}"
+        await runtime.close()
+        return is_done
+
+    done = [simulate(main(dies_at)) for dies_at in range(1, 50)]
+    assert (done[0], done[-1]) == (False, True)
+    assert done.count(False) >= 20
+
+
+async def go(flow: Workflow[Any, Any], store: Any) -> bool:
+    """Drive the run through all its rounds as one process does, until the store fails. Return whether it has ended."""
+    runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0, lease_ttl=30)
+    try:
+        return await runtime.run(flow, 1, id="run") == Ok("done")
+    except PersistenceError:
+        return False
+    finally:
+        await runtime.close()
+
+
 async def test_items_from_before_the_ends_of_attempts_were_written_are_not_taken_for_failed_ones() -> None:
     flow = Workflow("flow", Rounds().flow)
     async with world(flow) as here:
@@ -670,6 +702,29 @@ async def test_of_a_run_that_has_ended_only_what_succeeded_is_left() -> None:
         assert await read(runtime, drop_failed=True) == ["said"]
 
 
+async def test_a_step_whose_result_the_store_cannot_hold_has_failed_for_readers_too() -> None:
+    class Small(Records):
+        async def record(self, lease: Lease, entries: Sequence[Any] = (), **options: Any) -> Pulse:
+            if any(len(entry.payload) > 10_000 for entry in entries):
+                raise ValueNotStorable("value", "it is too long")
+            return await super().record(lease, entries, **options)
+
+    async def talk() -> str:
+        await current_step().emit("out", "said")
+        return "x" * 20_000
+
+    @workflow
+    async def flow(ctx: Context[Any], *, is_over: bool = False) -> None:
+        if not is_over:
+            assert isinstance(await raised(ctx.step(talk)), ValueNotStorable)
+            await ctx.continue_as(is_over=True)
+
+    async with world(flow, store=Small()) as here:
+        assert await here.runtime.run(flow, id="run") == Ok(None)
+        assert await read(here.runtime) == ["said"]
+        assert await read(here.runtime, drop_failed=True) == []
+
+
 @pytest.mark.parametrize("is_silent", [False, True], ids=["emits again", "emits nothing then"])
 async def test_what_a_retry_has_undone_is_dropped_when_the_run_has_started_over(is_silent: bool) -> None:
     attempts: list[int] = []
@@ -706,25 +761,16 @@ def test_no_crash_of_a_run_that_starts_over_loses_or_repeats_an_item(after_commi
 
     async def main(dies_at: int) -> bool:
         store = stores.memory()
-        is_done = await go(MortalStore(store, dies_at, after_commit=after_commit))
+        is_done = await go(flow, MortalStore(store, dies_at, after_commit=after_commit))
         if not is_done:
             await asyncio.sleep(100)  # its lease expires
-            assert await go(store)
+            assert await go(flow, store)
         runtime = Runtime(store, concurrency=0)
         assert await read(runtime) == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")], f"died at {dies_at}"
         tokens = await read(runtime, "tokens", drop_failed=True)
         await runtime.close()
         assert tokens == [1, "x", 2, "x", 3, "x"], f"died at {dies_at}"
         return is_done
-
-    async def go(store: Any) -> bool:
-        runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0, lease_ttl=30)
-        try:
-            return await runtime.run(flow, 1, id="run") == Ok("done")
-        except PersistenceError:
-            return False
-        finally:
-            await runtime.close()
 
     done = [simulate(main(dies_at)) for dies_at in range(1, 20)]
     assert (done[0], done[-1]) == (False, True)
