@@ -41,7 +41,7 @@ def main(only: Sequence[str]) -> int:
         for guard in gone():
             print(f"| {guard.id} | {guard.promise} | {guard.reason} | gone | |")
     counts = [f"{results.count(result)} {result}" for result in dict.fromkeys(results)]
-    print(f"\n{len(results)} mutants: {', '.join(counts)}")
+    print(f"\n{len(results)} tried: {', '.join(counts)}")
     return int(not GOOD.issuperset(results))
 
 
