@@ -45,7 +45,7 @@ define require
 	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
-.PHONY: help demo test chaos lint types bench figures baseline pages lock clean system
+.PHONY: help demo test chaos mutants lint types bench figures baseline pages lock clean system
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
@@ -75,6 +75,9 @@ chaos: system $(DEV) ## the same tests on every store with campaigns in full, an
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
 	PERDURE_LOOP=uvloop $(BIN)/python -m pytest tests/worker -m "not chaos"
 	PERDURE_LOOP=debug $(BIN)/python -m pytest tests/engine tests/worker -m "not chaos"
+
+mutants: system $(DEV) ## breaks each guard of tests/mutants, one at a time, and sees its tests fail; ONLY="S10 P4" for some
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 lint: $(DEV) ## ruff: rules and format; import-linter: who may import whom
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""A proxy before a server: counts round trips, loses replies, falls silent. It lives in threads, away from every event loop."""
+"""A proxy before a server: counts round trips, loses and holds replies, falls silent. Away from event loops, in threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class _Connection:
 class Wire:
     """The proxy. A round trip begins when a client sends something after the server has, or as the first.
 
-    `lose` replies are lost with their connection, after the server has done its work, once `later` others have passed.
+    `lose` replies are lost with their connection, after the server has done its work, once `later` others have passed. One that
+    is chosen with `hold` arrives when the test lets it: meanwhile the server has answered, and the client does not know.
     """
 
     def __init__(self, url: str, *, default_port: int = 0, port: int = 0) -> None:
@@ -36,6 +37,10 @@ class Wire:
         self.lose = 0
         self.later = 0
         self.lost = 0
+        # How many replies pass before the one that is held; it is `held` until `let_go`.
+        self._passing = -1
+        self.held = threading.Event()
+        self._is_free = threading.Event()
         self._threads[0].start()
 
     @property
@@ -49,9 +54,22 @@ class Wire:
         for connection in self._open:
             connection.swallows = swallowed
 
+    def hold(self, number: int) -> None:
+        """Hold the reply with this number from now on, counted from 1."""
+        self.held.clear()
+        self._is_free.clear()
+        self._passing = number - 1
+
+    def let_go(self) -> None:
+        """Hold no reply any more."""
+        self._passing = -1
+        self.held.set()
+        self._is_free.set()
+
     def close(self) -> None:
         """Cut every connection."""
         self._closing = True
+        self.let_go()
         for thread in self._threads:
             thread.join()
         self._listener.close()
@@ -77,9 +95,19 @@ class Wire:
                         continue
                     if not data or (source is server and self._is_lost()):
                         return
+                    if source is server and is_request:
+                        self._hold_back()
                     self.round_trips += source is client and not is_request
                     is_request = source is client
                     (server if is_request else client).sendall(data)
+
+    def _hold_back(self) -> None:
+        if self._passing > 0:
+            self._passing -= 1
+        elif self._passing == 0:
+            self._passing = -1
+            self.held.set()
+            self._is_free.wait()
 
     def _is_lost(self) -> bool:
         if self.lose == 0:

@@ -10,9 +10,9 @@ import pytest
 
 from perdure import Context, Runtime, workflow
 from perdure.errors import LeaseLost
-from perdure.model.records import Lease
+from perdure.model.records import Lease, QueueLimits
 from perdure.store import FullStore
-from perdure.testing.contract.world import entry, new_run
+from perdure.testing.contract.world import NOW, at, entry, new_run
 from tests.backends.opening import store_at
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, ServerBackend, on
 from tests.wire import Wire
@@ -21,6 +21,10 @@ TTL: Final = 600.0
 RECORDS: Final = 40
 RUNS: Final = 100
 STEPS: Final = 10
+PASSED_OVER: Final = 100
+# After a lease of a second, and after another.
+SOON: Final = at(2)
+LATER: Final = at(4)
 
 
 @workflow
@@ -72,6 +76,30 @@ async def test_a_claim_by_an_idle_worker_is_one_round_trip(
     assert 10 <= wire.round_trips - before <= 10 + server_backend.monitoring_round_trips
     await store.create(new_run("due"))
     assert [claim.run.id for claim in (await store.claim(10, TTL, [("flow", 1)])).claims] == ["due"]
+
+
+@pytest.mark.parametrize("why", ["suspects", "their key is full"])
+async def test_a_claim_costs_the_same_however_many_runs_it_passes_over(
+    server_backend: ServerBackend, store: FullStore, wire: Wire, why: str
+) -> None:
+    """Runs that are due before all others, but suspected to kill their workers, or of a limit key that is full."""
+    costs: list[int] = []
+    await store.limit_queue("mail", QueueLimits(per_key=1))  # PostgreSQL has a way of its own for claims without limits
+    await store.create(new_run("leased", queue="mail", limit_key="full"), now=NOW)
+    await store.acquire("leased", TTL, now=NOW)
+    for name, count in (("few", 1), ("many", PASSED_OVER)):
+        runs = [new_run(f"{name}-{n}", queue="mail", limit_key=None if why == "suspects" else "full") for n in range(count)]
+        await asyncio.gather(*(store.create(run, now=NOW) for run in runs))
+        for instant in (NOW, SOON) if why == "suspects" else ():  # lost twice
+            await asyncio.gather(*(store.acquire(run.id, 1.0, now=instant) for run in runs))
+        for wanted in (f"{name}-wanted", f"{name}-then"):  # the first claim may send statements that its connection does not know
+            await store.create(new_run(wanted, queue="mail"), now=LATER)
+            before = wire.round_trips
+            claims = await store.claim(1, TTL, [("flow", 1)], now=LATER, suspects=0)
+            cost = wire.round_trips - before
+            assert [claim.run.id for claim in claims.claims] == [wanted]
+        costs.append(cost)
+    assert costs[1] <= costs[0] + server_backend.monitoring_round_trips
 
 
 async def test_a_one_step_run_is_two_round_trips(server_backend: ServerBackend, store: FullStore, wire: Wire) -> None:

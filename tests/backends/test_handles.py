@@ -26,7 +26,7 @@ from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_
 from tests.backends.opening import connections_of, store_at
 from tests.backends.operators import Operator
 from tests.backends.places import with_options
-from tests.backends.registry import LIBSQL, MYSQL, POSTGRES, SERVER_BACKENDS, ServerBackend, on
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, SERVER_BACKENDS, ServerBackend, on
 
 PATIENCE: Final = 60.0
 
@@ -110,6 +110,15 @@ async def test_a_password_is_never_shown(login: str, monkeypatch: pytest.MonkeyP
                 getattr(answer, "__cause__", None),
             ]
             assert not any(secret in f"{shown!r} {answer} {caplog.text}" for secret in (escaped, unquote(escaped)))
+
+
+@pytest.mark.parametrize("name", ["", "a}b", "a{b", "a:b", "a b", "a/b", "a*", "a\n", "é", "a" * 101])
+def test_a_name_that_could_lead_to_the_tables_or_keys_of_others_is_refused(server_backend: ServerBackend, name: str) -> None:
+    make: Callable[..., FullStore] = getattr(stores, server_backend.name)
+    option = "collection" if server_backend is MONGO else "table"
+    scheme = {"postgres": "postgresql", "mongo": "mongodb"}.get(server_backend.name, server_backend.name)
+    with pytest.raises(ValueError, match=f"{option} .* must (be|consist of)"):
+        make(f"{scheme}://127.0.0.1:1/db", **{option: name})
 
 
 @with_password

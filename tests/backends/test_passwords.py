@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -16,8 +16,10 @@ from perdure import open_store, stores
 from perdure.errors import PersistenceError
 from perdure.kv.dsns import open_key_value_store
 from perdure.store import FullStore
-from perdure.testing.contract.world import outcomes
-from tests.backends.opening import connections_of
+from perdure.testing.contract.world import new_run, outcomes
+from tests.backends.opening import connections_of, store_at
+from tests.backends.operators import SqlOperator
+from tests.backends.registry import MYSQL, POSTGRES, ServerBackend, on
 
 # Both halves of each password, around what a driver or a parser may stumble over.
 LEFT, RIGHT = "c4n4ry", "h1dd3n"
@@ -118,6 +120,25 @@ def test_no_dsn_is_shown(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
                     taken += 1
     check_hidden(f"{caplog.text} {[str(one.message) for one in warned]}", "a log line")
     assert min(refused, taken) > len(STUMBLING_BLOCKS)
+
+
+@on(POSTGRES, MYSQL)
+async def test_an_error_of_the_server_that_repeats_the_password_does_not_show_it(
+    server_backend: ServerBackend, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here by a rule of the operator's that has it for a name; a proxy may put into an error whatever it was sent."""
+    caplog.set_level(logging.DEBUG)
+    password, operator = unquote(urlsplit(dsn).password or ""), server_backend.operator
+    assert password
+    assert isinstance(operator, SqlOperator)
+    async with store_at(dsn) as store:
+        await store.setup()
+        name = f"`{password}`" if server_backend is MYSQL else f'"{password}"'
+        await operator.query(dsn, f"ALTER TABLE perdure_runs ADD CONSTRAINT {name} CHECK (priority < 7)")
+        with pytest.raises(PersistenceError) as refusal:
+            await store.create(new_run(priority=7))
+    assert "***" in str(refusal.value)
+    assert password not in f"{shown_by(refusal.value)} {caplog.text}"
 
 
 @pytest.mark.parametrize("scheme", FORMS)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from perdure import Context, Ok, Runtime, workflow
+from perdure import Context, Ok, Retry, Runtime, current_step, workflow
+from perdure.testing import ManualClock
 from tests.backends import stream_jobs
 from tests.backends.conftest import Start
 from tests.backends.opening import store_at
@@ -71,3 +72,50 @@ async def test_a_reader_with_another_handle_sees_items_soon_and_goes_on_after_a_
             assert [item async for item in reader] == [3]
         assert await run.outcome() == Ok("done")
         await client.close()
+
+
+@workflow
+async def speak(ctx: Context, round_: int = 1) -> str:
+    await ctx.step("words", say, round_, retry=Retry(attempts=2, wait_initial=0, wait_jitter=0))
+    if round_ < 2:
+        await ctx.continue_as(round_ + 1)
+    return "done"
+
+
+async def say(round_: int) -> None:
+    attempt = current_step().attempt
+    await current_step().emit("out", f"attempt {attempt} of {round_}")
+    if attempt == 1:
+        raise OSError("not yet")
+    if not lost.is_set():  # in the worker that will be lost
+        await current_step().emit("out", "lost")
+        await asyncio.get_running_loop().create_future()
+
+
+# Set when a worker is lost in the middle of the second attempt.
+lost: Final = asyncio.Event()
+
+
+async def test_a_late_reader_gets_what_succeeded_in_each_round_also_after_a_lost_worker(
+    backend: Backend, shared_dsn: str
+) -> None:
+    lost.clear()
+    clock = ManualClock()
+    async with store_at(shared_dsn) as store, store_at(shared_dsn) as other, asyncio.timeout(60 * backend.pace):
+        worker, successor = (Runtime(each, [speak], clock=clock, concurrency=0) for each in (store, other))
+        driving = asyncio.create_task(worker.run(speak, id="speaks"))
+        run = None
+        while run is None:
+            run = await successor.get("speaks")
+        reader = run.stream("out")
+        assert [await anext(reader) for _ in range(3)] == ["attempt 1 of 1", "attempt 2 of 1", "lost"]
+        lost.set()
+        clock.advance("1h")
+        while await run.status() != "completed":  # one sweep may drive both rounds
+            await successor.sweep()
+        driving.cancel()
+        await asyncio.wait([driving])
+        assert [item async for item in reader] == ["attempt 2 of 1", "attempt 1 of 2", "attempt 2 of 2"]
+        assert [item async for item in run.stream("out", drop_failed=True)] == ["attempt 2 of 1", "attempt 2 of 2"]
+        await worker.close()
+        await successor.close()

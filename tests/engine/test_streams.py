@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import random
+import re
 import threading
 import weakref
 from collections import defaultdict
@@ -29,7 +30,7 @@ from perdure.errors import (
     ValueNotStorable,
 )
 from perdure.model.records import Item, Lease, Pulse
-from perdure.model.stream_items import StreamItem
+from perdure.model.stream_items import ATTEMPT_ENDS, StreamItem
 from tests.engine.replays import raised, stored, twice
 from tests.engine.worlds import world
 from tests.patience import PATIENCE, turns
@@ -51,8 +52,9 @@ class Records:
 
     async def record(self, lease: Lease, entries: Sequence[Any] = (), *, items: Sequence[Item] = (), **options: Any) -> Pulse:
         await self.open.wait()
-        self.writes.append(len(items))
-        self.order += [*(item.payload.decode() for item in items), *(entry.key for entry in entries)]
+        of_user = [item for item in items if item.stream != ATTEMPT_ENDS]
+        self.writes.append(len(of_user))
+        self.order += [*(item.payload.decode() for item in of_user), *(entry.key for entry in entries)]
         return await self.memory.record(lease, entries, items=items, **options)
 
 
@@ -545,32 +547,230 @@ async def test_a_run_that_starts_over_goes_on_with_its_streams() -> None:
         assert await read(here.runtime) == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")]
 
 
+class Rounds:
+    """A workflow that starts over, with steps whose attempts emit and fail in every way."""
+
+    async def flow(self, ctx: Context[Any], round_: int) -> str:
+        await ctx.emit("out", f"begin {round_}")
+        retry = Retry(3, wait_initial=0, wait_jitter=0)
+        await ctx.step("flaky", self.fail_at_first, round_, retry=retry)
+        await ctx.step("silent", self.emit_at_first, round_, retry=retry)
+        with pytest.raises(OSError, match="always"):
+            await ctx.step("broken", self.fail_for_good, round_)
+        with pytest.raises(TimeoutError):
+            await ctx.step("slow", self.hang, round_, timeout="1ms")
+        if round_ < 3:
+            await ctx.continue_as(round_ + 1)
+        return "done"
+
+    async def fail_at_first(self, round_: int) -> None:
+        attempt = current_step().attempt
+        await emit_all("out", [f"attempt {attempt} of {round_}", "x"])
+        if attempt < 3:
+            raise OSError("not yet")
+
+    async def emit_at_first(self, round_: int) -> None:
+        if current_step().attempt == 1:
+            await current_step().emit("out", f"in vain {round_}")
+            raise OSError("not yet")
+
+    async def fail_for_good(self, round_: int) -> None:
+        await current_step().emit("out", f"broken {round_}")
+        raise OSError("always")
+
+    async def hang(self, round_: int) -> None:
+        await current_step().emit("out", f"too late {round_}")
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_failed_attempts_are_dropped_in_rounds_that_are_over_too() -> None:
+    flow = Workflow("flow", Rounds().flow)
+    kept = [[f"begin {n}", f"attempt 3 of {n}", "x"] for n in (1, 2, 3)]
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, 1, id="run") == Ok("done")
+        everything: list[StreamItem] = await read(here.runtime, details=True)
+        assert len(everything) == 3 * 10
+        assert [item.position for item in everything] == list(range(30))
+        assert await read(here.runtime, drop_failed=True) == [item for of_round in kept for item in of_round]
+        second = next(item.position for item in everything if item.value == "begin 2")
+        assert await read(here.runtime, drop_failed=True, start=second + 3) == [*kept[1][1:], *kept[2]]
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_no_crash_brings_back_what_a_failed_attempt_emitted(after_commit: bool) -> None:
+    flow = Workflow("flow", Rounds().flow)
+    kept = [item for n in (1, 2, 3) for item in (f"begin {n}", f"attempt 3 of {n}", "x")]
+
+    async def main(dies_at: int) -> bool:
+        store = stores.memory()
+        is_done = await go(flow, MortalStore(store, dies_at, after_commit=after_commit))
+        if not is_done:
+            await asyncio.sleep(100)  # its lease expires
+            assert await go(flow, store)
+        runtime = Runtime(store, concurrency=0)
+        assert await read(runtime, drop_failed=True) == kept, f"died at {dies_at}"
+        await runtime.close()
+        return is_done
+
+    done = [simulate(main(dies_at)) for dies_at in range(1, 50)]
+    assert (done[0], done[-1]) == (False, True)
+    assert done.count(False) >= 20
+
+
+async def go(flow: Workflow[Any, Any], store: Any) -> bool:
+    """Drive the run through all its rounds as one process does, until the store fails. Return whether it has ended."""
+    runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0, lease_ttl=30)
+    try:
+        return await runtime.run(flow, 1, id="run") == Ok("done")
+    except PersistenceError:
+        return False
+    finally:
+        await runtime.close()
+
+
+async def test_items_from_before_the_ends_of_attempts_were_written_are_not_taken_for_failed_ones() -> None:
+    flow = Workflow("flow", Rounds().flow)
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, 1, id="run") == Ok("done")
+        written = stored(here).items
+        for place, item in list(written.items()):
+            written[place] = Item(stream=item.stream, n=item.n, payload=re.sub(rb",\d+\]$", b"]", item.payload))
+        everything = await read(here.runtime)
+        shown = await read(here.runtime, drop_failed=True)
+        assert shown == [*everything[:20], "begin 3", "attempt 3 of 3", "x"], "of the last round the journal says it"
+
+
+async def test_of_a_page_of_many_rounds_each_attempt_is_judged_by_its_own() -> None:
+    """The same key is used in each, more often than a page of the reader has items."""
+    rounds = 700
+
+    async def say(n: int) -> None:
+        await current_step().emit("out", n)
+        if n % 7 == 0 and current_step().attempt == 1:
+            raise OSError("not yet")
+
+    @workflow
+    async def flow(ctx: Context[Any], n: int) -> None:
+        await ctx.step(say, n, retry=Retry(2, wait_initial=0, wait_jitter=0))
+        if n < rounds:
+            await ctx.continue_as(n + 1)
+
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, 0, id="run") == Ok(None)
+        assert len(await read(here.runtime)) > rounds + 1
+        assert await read(here.runtime, drop_failed=True) == list(range(rounds + 1))
+        assert await read(here.runtime, drop_failed=True, start=600) == list(range(525, rounds + 1))
+
+
+async def test_a_stream_of_perdures_own_is_for_nobody_else() -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        assert isinstance(await raised(ctx.emit("perdure:attempts", 1)), ValueError)
+        assert isinstance(await raised(ctx.end_stream("perdure:attempts")), ValueError)
+        with pytest.raises(ValueError, match="perdure's own"):
+            await ctx.step("inside", emit_all, "perdure:attempts", [1])
+
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Ok(None)
+        run = await here.runtime.get("run")
+        assert run is not None
+        with pytest.raises(ValueError, match="perdure's own"):
+            run.stream("perdure:attempts")
+
+
+async def test_of_a_run_that_has_ended_only_what_succeeded_is_left() -> None:
+    """A step that was under way when the run was cancelled has not failed, and never will."""
+    begun = asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step("talks", emit_all, "out", ["said"])
+        await ctx.step("hangs", hang)
+
+    async def hang() -> None:
+        await current_step().emit("out", "half of it")
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with Runtime(stores.memory(), [flow]) as runtime:
+        run = await runtime.start(flow, id="run")
+        await begun.wait()
+        reader = run.stream("out", drop_failed=True)
+        assert [await anext(reader), await anext(reader)] == ["said", "half of it"], "a live reader gets what may still succeed"
+        await run.cancel()
+        assert isinstance(await raised(_value(run)), RunCancelled)
+        assert await read(runtime, drop_failed=True) == ["said"]
+
+
+async def test_a_step_whose_result_the_store_cannot_hold_has_failed_for_readers_too() -> None:
+    class Small(Records):
+        async def record(self, lease: Lease, entries: Sequence[Any] = (), **options: Any) -> Pulse:
+            if any(len(entry.payload) > 10_000 for entry in entries):
+                raise ValueNotStorable("value", "it is too long")
+            return await super().record(lease, entries, **options)
+
+    async def talk() -> str:
+        await current_step().emit("out", "said")
+        return "x" * 20_000
+
+    @workflow
+    async def flow(ctx: Context[Any], *, is_over: bool = False) -> None:
+        if not is_over:
+            assert isinstance(await raised(ctx.step(talk)), ValueNotStorable)
+            await ctx.continue_as(is_over=True)
+
+    async with world(flow, store=Small()) as here:
+        assert await here.runtime.run(flow, id="run") == Ok(None)
+        assert await read(here.runtime) == ["said"]
+        assert await read(here.runtime, drop_failed=True) == []
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["emits again", "emits nothing then"])
+async def test_what_a_retry_has_undone_is_dropped_when_the_run_has_started_over(is_silent: bool) -> None:
+    attempts: list[int] = []
+
+    async def charge() -> None:
+        attempts.append(len(attempts))
+        if len(attempts) == 1 or not is_silent:
+            await current_step().emit("out", f"charged {len(attempts)}")
+
+    async def ship() -> None:
+        if len(attempts) == 1:
+            raise OSError("no ship")
+
+    @workflow
+    async def flow(ctx: Context[Any], *, is_over: bool = False) -> None:
+        if not is_over:
+            await ctx.step(charge, compensate=lambda _: None)
+            await ctx.step(ship)
+            await ctx.continue_as(is_over=True)
+
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Err)
+        await here.runtime.retry("run")
+        await here.runtime.sweep()
+        await here.runtime.sweep()
+        assert (await here.runtime.describe("run")).status == "completed"
+        assert await read(here.runtime) == ["charged 1"] if is_silent else ["charged 1", "charged 2"]
+        assert await read(here.runtime, drop_failed=True) == ([] if is_silent else ["charged 2"])
+
+
 @pytest.mark.parametrize("after_commit", [False, True])
 def test_no_crash_of_a_run_that_starts_over_loses_or_repeats_an_item(after_commit: bool) -> None:
     flow = Workflow("flow", pour)
 
     async def main(dies_at: int) -> bool:
         store = stores.memory()
-        is_done = await go(MortalStore(store, dies_at, after_commit=after_commit))
+        is_done = await go(flow, MortalStore(store, dies_at, after_commit=after_commit))
         if not is_done:
             await asyncio.sleep(100)  # its lease expires
-            assert await go(store)
+            assert await go(flow, store)
         runtime = Runtime(store, concurrency=0)
         assert await read(runtime) == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")], f"died at {dies_at}"
         tokens = await read(runtime, "tokens", drop_failed=True)
         await runtime.close()
-        assert tokens[-2:] == [3, "x"]
-        assert sorted(set(map(str, tokens))) == ["1", "2", "3", "x"]
+        assert tokens == [1, "x", 2, "x", 3, "x"], f"died at {dies_at}"
         return is_done
-
-    async def go(store: Any) -> bool:
-        runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0, lease_ttl=30)
-        try:
-            return await runtime.run(flow, 1, id="run") == Ok("done")
-        except PersistenceError:
-            return False
-        finally:
-            await runtime.close()
 
     done = [simulate(main(dies_at)) for dies_at in range(1, 20)]
     assert (done[0], done[-1]) == (False, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from perdure.errors import PersistenceError
 from perdure.kv import FilesKeyValueStore, disk, locks
 from perdure.kv.disk import key_name, namespace_name
 from perdure.testing.contract.identity import NAMES
+from tests.patience import PATIENCE
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=300)
 SAFE = re.compile(r"[a-z]-[a-z0-9_-]{0,200}")
@@ -42,6 +44,28 @@ async def main():
     print(failed)
 
 asyncio.run(main())
+"""
+
+# Is killed while it has the lock, as its disk does not answer; but before that it forks, and the child lives on.
+FORKING = """
+import asyncio, os, signal, sys, threading
+from perdure import FilesKeyValueStore
+
+def hang(*_):
+    has_lock.set()
+    threading.Event().wait()
+
+def write():
+    asyncio.run(FilesKeyValueStore(sys.argv[1]).set("key", "lost"))
+
+os.rename, has_lock = hang, threading.Event()
+threading.Thread(target=write, daemon=True).start()
+has_lock.wait()
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+print("forked", flush=True)
+sys.stdin.read()
+os._exit(0)
 """
 
 
@@ -100,6 +124,18 @@ async def test_a_link_is_not_followed(kv: FilesKeyValueStore, directory: Path, t
     await asyncio.to_thread(file.symlink_to, elsewhere)
     with pytest.raises(PersistenceError, match="symbolic links"):
         await kv.get("a")
+
+
+async def test_no_file_is_locked_through_a_link(kv: FilesKeyValueStore, directory: Path, tmp_path: Path) -> None:
+    await kv.set("a", "text")
+    lock, elsewhere = directory / "values" / namespace_name("") / "lock", tmp_path / "elsewhere"
+    await asyncio.to_thread(lock.unlink)
+    await asyncio.to_thread(lock.symlink_to, elsewhere)
+    for change in (kv.set("a", "other"), kv.delete("a")):
+        with pytest.raises(PersistenceError, match="symbolic links"):
+            await change
+    assert await kv.get("a") == "text"
+    assert not await asyncio.to_thread(elsewhere.exists)
 
 
 @pytest.mark.parametrize("magic", [0x6969, 0xFF534D42, 0x65735546])
@@ -169,3 +205,16 @@ def test_a_lock_that_another_process_keeps_holds_up_writers_for_a_while_and_read
     monkeypatch.setattr(locks, "PATIENCE", 0.05)
     with pytest.raises(PersistenceError, match="kept a lock"):
         asyncio.run(kv.set("after", "text"))
+
+
+def test_the_lock_of_a_process_that_is_killed_does_not_live_on_in_a_child_that_it_forked(
+    kv: FilesKeyValueStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, pipe = [sys.executable, "-c", FORKING, str(directory)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:  # the child ends with its stdin
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forked\n"
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        monkeypatch.setattr(locks, "PATIENCE", 1.0)
+        asyncio.run(kv.set("key", "text"))
+        assert asyncio.run(kv.get("key")) == "text"

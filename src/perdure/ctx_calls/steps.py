@@ -200,6 +200,7 @@ class Attempts(msgspec.Struct):
     def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
         """The entry of the result, on its way to the store: by the recorder's `append`, or by `write`."""
         drive, step = self._drive, self._step
+        drive.note_end_of_step(step.key, self._attempt, ok=result.ok)
         return (write or drive.recorder.append)(
             step.key,
             step.name,

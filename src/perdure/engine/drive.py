@@ -343,7 +343,7 @@ class Drive:
             on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self._written,
-            on_replaced=self.results.replace,
+            on_replaced=self._replaced,
         )
 
     @property
@@ -406,6 +406,11 @@ class Drive:
             require(self._store, "streams")
             self._streams = Streams(self, {})
         return self._streams
+
+    def note_end_of_step(self, key: str, attempt: int, *, ok: bool) -> None:
+        """Note for the readers of streams how a step has ended, before its result is appended."""
+        if self._streams is not None:
+            self._streams.note_end(key, attempt if ok else 0)
 
     def emit_in_step(self, info: StepInfo, stream: str, item: Any, max_items: int) -> Awaitable[None]:
         """`current_step().emit`, in any thread."""
@@ -965,6 +970,11 @@ class Drive:
         if self.publisher.subscribers:
             self.publisher.publish_persisted(seq)
         self.results.acknowledge(seq)
+
+    def _replaced(self, entry: Entry) -> None:
+        self.results.replace(entry)
+        if entry.kind == "step":
+            self.note_end_of_step(entry.key, entry.attempt, ok=False)
 
     def _note_cancelled(self, call: CtxCall) -> None:
         now = self.clock.now()

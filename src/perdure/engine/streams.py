@@ -10,6 +10,9 @@ not simply wait: other branches would go on meanwhile, and on a replay, which do
 after every so many items, counted on a replay too: it goes on when the body rests, before any result is delivered
 (`ResultQueue.wait_to_emit`), and on the first run not before there is room.
 
+How a step has ended that emitted is written with its result, as an `AttemptEnd`: a reader needs it when the run has started over
+and its journal is gone.
+
 After `runtime.retry` the body goes another way from the first result that was dropped. What it had emitted after that stays in
 the stream, but does not count as emitted: the stream is read once to find out how many items do. A run that starts over with
 another input goes on with its streams, and its body counts from 0 again.
@@ -32,10 +35,9 @@ from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Unrecorded
 from perdure.engine.replay_order import ResultQueue
 from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotStorable, name_step
-from perdure.model.ids import check_id
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunRow, check_positive
-from perdure.model.stream_items import StreamRecord, decode_record, encode_record
+from perdure.model.stream_items import ATTEMPT_ENDS, AttemptEnd, StreamRecord, check_stream, decode_record, encode_record
 from perdure.stepspec import StepInfo, current
 from perdure.store import StreamStore
 
@@ -110,6 +112,9 @@ class Streams:
         self._loop = asyncio.get_running_loop()
         self._streams = {name: _Stream(length) for name, length in lengths.items()}
         self._attempts: dict[str, _Attempt] = {}
+        self._ends = self._streams.pop(ATTEMPT_ENDS, _Stream())
+        # Steps of which a retry has dropped results: attempts that had succeeded do not count any more.
+        self._dropped: frozenset[str] = frozenset()
         # What waits in memory, the write in flight included.
         self._count = self._bytes = 0
         # What the body has emitted since its last turn.
@@ -121,6 +126,7 @@ class Streams:
 
     async def load(self, store: StreamStore, run: RunRow, journal: Iterable[Entry]) -> None:
         """Find out how many items of the body each stream has. Nothing may be emitted before."""
+        self._dropped = _dropped_keys(entry for entry in journal if entry.phase == "drop")
         for name, stream in self._streams.items():
             items = await store.items(run.id, name, after=stream.length - 2, limit=1)
             last = _record_of(run.id, items[-1])
@@ -157,6 +163,14 @@ class Streams:
         index = attempt.next_index if attempt is not None and attempt.number == info.attempt else 0
         self._attempts[info.key] = _Attempt(info.attempt, index + 1)
         self._put(name, stream, info.key, info.attempt, index, value)
+
+    def note_end(self, key: str, attempt: int) -> None:
+        """Note that the step has succeeded in this attempt, or failed for good (0), before its result is appended."""
+        if key not in self._attempts and key not in self._dropped:
+            return
+        epoch, journal = self._drive.epoch, self._drive.recorder.journal
+        end = AttemptEnd(key, min(journal[0].epoch, epoch) if journal else epoch, epoch, attempt)
+        self._add(ATTEMPT_ENDS, self._ends, msgspec.json.encode(end))
 
     def is_turn_over(self) -> bool:
         """Whether the body has emitted so much that it has to take a turn; then the next one begins."""
@@ -201,17 +215,20 @@ class Streams:
         body_count = max(stream.stored, stream.emitted)
         seq, epoch, run = drive.results.last_seq, drive.epoch, drive.run
         origin = (epoch, run.generation, run.continued_at, key, attempt, index)
-        record = StreamRecord(body_count, seq, *origin, is_end, msgspec.Raw(value))
-        item = Item(stream=name, n=stream.length, payload=encode_record(record))
-        stream.length += 1
-        self._count += 1
-        self._bytes += len(item.payload) + _OVERHEAD
-        drive.recorder.items.append(item)
+        ends_before = None if key is None else self._ends.length
+        record = StreamRecord(body_count, seq, *origin, is_end, msgspec.Raw(value), ends_before)
+        self._add(name, stream, encode_record(record))
         if not self.has_room:
             self._send()
         if self._timer is None and not self._is_closed:
             # Not the context of a body or of a step: what is created there is theirs.
             self._timer = self._loop.call_later(SEND_WITHIN, self._time_is_up, context=contextvars.Context())
+
+    def _add(self, name: str, stream: _Stream, payload: bytes) -> None:
+        self._drive.recorder.items.append(Item(stream=name, n=stream.length, payload=payload))
+        stream.length += 1
+        self._count += 1
+        self._bytes += len(payload) + _OVERHEAD
 
     def _time_is_up(self) -> None:
         self._timer = None
@@ -258,7 +275,7 @@ async def end_stream(drive: StreamOwner, name: str) -> None:
 
 async def _begin(drive: StreamOwner, name: str, value: Any, max_items: int) -> tuple[Streams | None, bytes]:
     """What a call in the body needs. Without a store there are no streams: nothing could read them."""
-    check_id(name, "a stream's name")
+    check_stream(name)
     check_positive(max_items, "max_items")
     if isinstance(current.get(), StepInfo):
         raise RuntimeError(f"ctx.emit() belongs in the body; in a step's function: current_step().emit({name!r}, ...)")
@@ -303,7 +320,7 @@ class Queued:
 
 def emit_in_step(drive: StreamOwner, info: StepInfo, name: str, value: Any, max_items: int) -> Awaitable[None]:
     """`current_step().emit`: queue an item of a step. In another thread than the event loop's it blocks until there is room."""
-    check_id(name, "a stream's name")
+    check_stream(name)
     check_positive(max_items, "max_items")
     drive.check_open()
     payload = _encode(drive, value)
@@ -347,9 +364,13 @@ def _first_dropped(journal: Iterable[Entry], drops: Iterable[Entry]) -> int | No
     closes = [entry for entry in journal if entry.phase == "close"]
     found: list[int] = []
     for drop in drops:
-        dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
+        dropped = _dropped_keys([drop])
         found += [entry.seq for entry in closes if entry.key in dropped and entry.seq < drop.seq]
     return min(found, default=None)
+
+
+def _dropped_keys(drops: Iterable[Entry]) -> frozenset[str]:
+    return frozenset(key for drop in drops for key in msgspec.json.decode(drop.payload, type=list[str]))
 
 
 async def _count_before(store: StreamStore, run: RunRow, name: str, seq: int) -> int:

@@ -10,6 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.model.ids import check_id
+from perdure.model.own_names import RESERVED
+
+# The stream of `AttemptEnd`s. It has items beside those of users, which no user reads or writes.
+ATTEMPT_ENDS: Final = f"{RESERVED}attempts"
 # How many items a stream holds unless the call says otherwise.
 MAX_STREAM_ITEMS: Final = 1_000_000
 
@@ -20,7 +25,8 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `body_count` is how many of the body's own items the stream has, this one included; what `runtime.retry` made the body go
     another way from does not count. `seq` is the last record that had reached the body. `key` is that of the step, None for an
     item of the body. `index` counts from 0 in each attempt of the step, which `epoch` and `attempt` name together. `generation`
-    and `continued_at` are those of the run at that time.
+    and `continued_at` are those of the run at that time. `ends_before` is how many `AttemptEnd`s the run had then, so the end of
+    this attempt comes after them; None for an item of the body, and for one that was written by a version without such ends.
     """
 
     body_count: int
@@ -33,6 +39,21 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: int
     is_end: bool
     value: msgspec.Raw
+    ends_before: int | None = None
+
+
+class AttemptEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The payload of an item of `ATTEMPT_ENDS`: how a step that emitted has ended. It is written together with the step's result.
+
+    The journal says the same, but the store drops it when the run starts over with another input, and keeps the streams.
+    `attempt` is the one that has succeeded under `epoch`, or 0. The last end of a key holds for all its attempts from
+    `first_epoch` on, where the run began with that input. If no end follows an attempt that emitted, it was lost or cancelled.
+    """
+
+    key: str
+    first_epoch: int
+    epoch: int
+    attempt: int
 
 
 class StreamItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +71,16 @@ class StreamItem(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     epoch: int
     index: int
+
+
+def check_stream(name: object) -> str:
+    """Return the name of a user's stream. Raises `TypeError`, and `ValueError` for a name that is reserved."""
+    checked = check_id(name, "a stream's name")
+    if checked.startswith(RESERVED):
+        raise ValueError(
+            f"streams whose names begin with {RESERVED!r} are perdure's own, so {checked!r} cannot be written or read"
+        )
+    return checked
 
 
 def encode_record(record: StreamRecord) -> bytes:

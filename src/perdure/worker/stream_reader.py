@@ -17,10 +17,9 @@ import msgspec
 from perdure.codec import Codec, readable, tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.durations import Duration, seconds
-from perdure.model.ids import check_id
 from perdure.model.journal import Entry
 from perdure.model.records import MAX_POSITION, Item, RunRow
-from perdure.model.stream_items import StreamItem, StreamRecord, decode_record
+from perdure.model.stream_items import ATTEMPT_ENDS, AttemptEnd, StreamItem, StreamRecord, check_stream, decode_record
 from perdure.store import StreamStore, require
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
@@ -57,7 +56,7 @@ class StreamReader(Generic[T_co]):
         self._store: StreamStore = require(host.store, "streams")
         self._codec: Codec = host.settings.codec
         self._run_id = run_id
-        self._stream = check_id(stream, "a stream's name")
+        self._stream = check_stream(stream)
         self._timeout = None if timeout is None else seconds(timeout, what="timeout")
         self._returns = returns
         self._details = details
@@ -149,12 +148,17 @@ class StreamReader(Generic[T_co]):
 
 
 class AttemptsOfSteps:
-    """Which attempts of a run's steps have failed or were lost, as far as the store knows."""
+    """Which attempts of a run's steps have failed or were lost, as far as the store knows.
+
+    The journal says it of the steps since the run began with its present input, `EndsOfAttempts` of those before.
+    """
 
     def __init__(self, store: StreamStore, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
         self._epoch = 0
+        self._has_ended = False
+        self._ends = EndsOfAttempts(store, run_id)
         self._start_over(0, None)
 
     def _start_over(self, generation: int, continued_at: int | None) -> None:
@@ -168,8 +172,10 @@ class AttemptsOfSteps:
 
     async def without_failed(self, records: Sequence[tuple[int, StreamRecord]]) -> list[tuple[int, StreamRecord]]:
         """These without the items of attempts that have failed or were lost."""
-        if any(record.key is not None for _, record in records):
+        of_steps = [record for _, record in records if record.key is not None]
+        if of_steps:
             await self._refresh()
+            await self._ends.read_for([record for record in of_steps if self._is_left_behind(record)])
         return [(position, record) for position, record in records if not self._has_failed(record)]
 
     async def _refresh(self) -> None:
@@ -177,7 +183,7 @@ class AttemptsOfSteps:
         run = await self._store.get(self._run_id)
         if run is None:
             return
-        self._epoch = run.epoch
+        self._epoch, self._has_ended = run.epoch, run.ended
         if (run.generation, run.continued_at) != (self._generation, self._continued_at):
             self._start_over(run.generation, run.continued_at)
         for entry in await self._store.journal(self._run_id, after=self._seq):
@@ -196,14 +202,68 @@ class AttemptsOfSteps:
             self._next[entry.key] = (entry.epoch, entry.attempt)
 
     def _has_failed(self, record: StreamRecord) -> bool:
-        if record.key is None or self._is_left_behind(record):
+        if record.key is None:
             return False
+        if self._is_left_behind(record):
+            return self._ends.say_failed(record)
         attempt = record.epoch, record.attempt
         if record.key in self._succeeded:
             return attempt != self._succeeded[record.key]
-        return record.epoch < self._epoch or attempt < self._next.get(record.key, (0, 0))
+        return self._has_ended or record.epoch < self._epoch or attempt < self._next.get(record.key, (0, 0))
 
     def _is_left_behind(self, record: StreamRecord) -> bool:
-        """Whether the run has started over since, so that nothing is known of the step any more. A retry is no such start."""
+        """Whether the run has started over since, and the journal with it. A retry is no such start."""
         is_retried = record.epoch < self._retried_at_epoch
         return record.continued_at != self._continued_at or (record.generation != self._generation and not is_retried)
+
+
+class EndsOfAttempts:
+    """How steps ended before the run started over, from the stream `ATTEMPT_ENDS`, which is read as far as it is asked for.
+
+    Ask only for records that the run has left behind, since their ends are all there, and in the order of their positions, since
+    older ends are forgotten.
+    """
+
+    def __init__(self, store: StreamStore, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+        # The number of the next end; None while nothing was asked for.
+        self._next: int | None = None
+        # Until the run began with the input of the last end that was read.
+        self._read_until_epoch = 0
+        self._by_key: dict[str, list[AttemptEnd]] = {}
+
+    async def read_for(self, records: Sequence[StreamRecord]) -> None:
+        """Read all that says how the attempts of these records have ended, and forget what is older."""
+        known = [record for record in records if record.ends_before is not None]
+        if not known:
+            return
+        first_epoch, last_epoch = known[0].epoch, known[-1].epoch
+        self._by_key = {
+            key: left for key, ends in self._by_key.items() if (left := [end for end in ends if end.epoch >= first_epoch])
+        }
+        if self._next is None:
+            self._next = known[0].ends_before or 0
+        while self._read_until_epoch <= last_epoch:
+            items = await self._store.items(self._run_id, ATTEMPT_ENDS, after=self._next - 1, limit=PAGE)
+            if not items:
+                return
+            for item in items:
+                self._take(item)
+
+    def _take(self, item: Item) -> None:
+        try:
+            end = msgspec.json.decode(item.payload, type=AttemptEnd)
+        except msgspec.MsgspecError as reason:
+            raise SnapshotCorrupt(self._run_id, f"item {item.n} of stream {ATTEMPT_ENDS!r}", str(reason)) from reason
+        self._next = item.n + 1
+        self._read_until_epoch = end.first_epoch
+        self._by_key.setdefault(end.key, []).append(end)
+
+    def say_failed(self, record: StreamRecord) -> bool:
+        """Return whether the attempt of this record failed, was lost or was cancelled. Without ends, nobody knows."""
+        if record.ends_before is None:
+            return False
+        ends = self._by_key.get(record.key or "", [])
+        last = next((end for end in reversed(ends) if end.first_epoch <= record.epoch <= end.epoch), None)
+        return last is None or (last.epoch, last.attempt) != (record.epoch, record.attempt)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -33,6 +35,18 @@ async def _table(store: SQLiteStore) -> None:
     lease = await create_leased(store, "prepare")
     async with store.transaction(lease) as transaction:
         await transaction.execute("CREATE TABLE effects (n INTEGER PRIMARY KEY)")
+
+
+@pytest.mark.parametrize(("synchronous", "level"), [("full", 2), ("normal", 1)])
+async def test_a_transaction_is_committed_to_the_disk_like_every_other_write(
+    path: Path, synchronous: Literal["full", "normal"], level: int
+) -> None:
+    store = await asyncio.to_thread(SQLiteStore, path, synchronous=synchronous)
+    lease = await create_leased(store, "run")
+    async with store.transaction(lease) as transaction:
+        look = lambda: transaction.connection.execute("PRAGMA synchronous").fetchall()  # noqa: E731 - no `def` in a `with`
+        assert await transaction.call_plain(look) == [(level,)]
+    await store.close()
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)

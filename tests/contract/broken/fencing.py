@@ -14,7 +14,7 @@ from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.backends.memory.store import MemoryStore
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
-from perdure.model.records import EndStatus, Item, Lease, Pulse, QueueLimits, Signal
+from perdure.model.records import EndStatus, Item, Lease, Pulse, QueueLimits, RunRow, Signal
 from tests.contract.broken.table import breaks
 
 _JOURNALS: Final[WeakKeyDictionary[MemoryDatabase, dict[str, list[Entry]]]] = WeakKeyDictionary()
@@ -57,6 +57,34 @@ class EpochIgnored(NoFencing):
         if run.token != lease.token:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
+
+
+class _EndsPlainRunsQuickly(MemoryStore):
+    """Has a way of its own to end a run without a parent, if nothing is consumed."""
+
+    def _is_holder(self, row: RunRow, token: str | None, lease: Lease) -> bool:
+        raise NotImplementedError
+
+    async def finish(
+        self, lease: Lease, status: EndStatus, outcome: bytes, *, consume: Sequence[int] = (), **options: Any
+    ) -> None:
+        with self._lock() as namespace:
+            run = namespace.runs[lease.run_id]
+            if run.row.parent_id is None and not consume and self._is_holder(run.row, run.token, lease):
+                lease = msgspec.structs.replace(lease, epoch=run.row.epoch, token=run.token or "")
+        await super().finish(lease, status, outcome, consume=consume, **options)
+
+
+@breaks("a_stale_lease_cannot_end_a_plain_run")
+class EndsPlainRunsByTheirEpoch(_EndsPlainRunsQuickly):
+    def _is_holder(self, row: RunRow, token: str | None, lease: Lease) -> bool:
+        return row.epoch == lease.epoch
+
+
+@breaks("a_stale_lease_cannot_end_a_plain_run")
+class EndsPlainRunsByTheirToken(_EndsPlainRunsQuickly):
+    def _is_holder(self, row: RunRow, token: str | None, lease: Lease) -> bool:
+        return token == lease.token
 
 
 @breaks("a_lease_of_a_recreated_run_cannot_write")

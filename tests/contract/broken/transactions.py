@@ -156,6 +156,39 @@ class _LeasingOutbox(MemoryOutbox):
         return await self.store.create(run, ttl=30, now=now)
 
 
+@breaks("no_signal_of_a_callers_transaction_is_lost_by_a_suspend", "transaction", "outbox")
+class SendsWithTheCommitAndWakesNobody(Transactional):
+    """Looks at who waits when the signal is written, and not when it is committed."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sent: list[Callable[[], Awaitable[object]]] = []
+
+    async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:
+        return _LateOutbox(self, connection)
+
+    @asynccontextmanager
+    async def _transaction(self, lease: Lease) -> AsyncIterator[Transaction]:
+        async with super()._transaction(lease) as transaction:
+            yield transaction
+        for send in self.sent:
+            await send()
+
+
+class _LateOutbox(MemoryOutbox):
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        async def send() -> None:
+            before = await self.store.get(run_id)
+            assert before is not None
+            await self.store.signal(run_id, name, payload, dedupe=dedupe, now=now)
+            with self.store._lock() as namespace:
+                namespace.runs[run_id].change(wake_at=before.wake_at)
+
+        assert isinstance(self.store, SendsWithTheCommitAndWakesNobody)
+        self.store.sent.append(send)
+        return len(await self.store.inbox(run_id)) + 1
+
+
 @breaks("an_outbox_refuses_what_its_store_refuses", "transaction", "outbox")
 class IgnoresSignalsToNoRun(Transactional):
     async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:

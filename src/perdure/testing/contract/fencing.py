@@ -238,6 +238,41 @@ for _kind, (_spoil, _which) in (SPOILT | SPOILT_BY_OPERATORS).items():
     )
 
 
+# What ends, or hands on, a run that has neither parent nor inbox. A store may have a quicker way for these.
+PLAIN_ENDS: Final[dict[str, Callable[[Store, Lease], Awaitable[object]]]] = {
+    "finish": lambda store, lease: store.finish(lease, "failed", b"0", now=LATER),
+    "finish entries=": lambda store, lease: store.finish(lease, "completed", b"0", entries=[entry(1)], now=LATER),
+    "suspend": lambda store, lease: store.suspend(lease, wake_at=LATER, now=LATER),
+    "continue_as": lambda store, lease: store.continue_as(lease, new_input(), now=LATER),
+    "release": lambda store, lease: store.release(lease, now=LATER),
+}
+
+
+@promise
+async def a_stale_lease_cannot_end_a_plain_run(world: World) -> None:
+    """A run with neither parent nor inbox is ended by its holder alone: epoch and token are checked there as everywhere."""
+
+    async def check(stale: Lease, which: str) -> None:
+        before = await world.dump(stale.run_id)
+        for name, end in PLAIN_ENDS.items():
+            with refused(LeaseLost(stale.run_id, stale.epoch), f"{name} with a lease {which}"):
+                await end(world.a, stale)
+        equal(await world.dump(stale.run_id), before, f"everything of the run after ends with a lease {which}")
+
+    held = await world.lease("held")
+    await check(msgspec.structs.replace(held, token="0" * len(held.token)), "with another token")
+    await check(msgspec.structs.replace(held, epoch=held.epoch + 1), "with a higher epoch")
+    await check(msgspec.structs.replace(held, epoch=held.epoch - 1), "with a lower epoch")
+    taken, released = await world.lease("taken"), await world.lease("released")
+    await world.take("taken")
+    await world.a.release(released, now=NOW)
+    await check(taken, "that expired and was followed by another worker's")
+    await check(released, "that was given back")
+    await check(await world.ended("ended"), "whose run has ended")
+    await world.a.finish(held, "completed", b"1", now=NOW)
+    equal((await world.row("held")).status, "completed", "the status of the run whose holder ended it")
+
+
 @promise
 async def a_current_lease_can_write(world: World) -> None:
     """What a stale lease is refused, the current one may do: no fence refuses its own holder."""

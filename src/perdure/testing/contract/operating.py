@@ -14,7 +14,22 @@ from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.inbox import ENDS
 from perdure.testing.contract.listing import HIGHEST, WILDCARDS, create_different_runs, while_runs_change
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, claimed_ids, entry, equal, holds, new_run, refused
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    STAGGER,
+    TTL,
+    FullWorld,
+    after,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    outcomes,
+    refused,
+)
 
 
 @promise_with("operators")
@@ -193,6 +208,31 @@ async def purge_leaves_a_run_that_was_reopened(world: FullWorld) -> None:
     equal(await world.b.purge(100, now=at(100)), 0, "purged")
     equal(await world.b.purge(40, now=at(100)), 1, "purged when the second end is old enough")
     equal([line.id for line in await world.a.list()], ["open"], "what is left")
+
+
+@promise_with("operators")
+async def a_run_is_purged_or_reopened_but_not_both(world: FullWorld) -> None:
+    """If an old run is purged while another reopens and ends it again, it is gone and the other is told, or it has a new end."""
+
+    async def end_again(run_id: str) -> None:
+        await world.b.reopen(run_id, (), now=at(100))
+        lease = (await world.take(run_id, now=at(100))).lease
+        await world.b.finish(lease, "failed", b"again", now=at(100))
+
+    async def race(n: int) -> None:
+        run_id = f"run-{n:02}"
+        await world.ended(run_id, "failed")
+        purging = after(n % STAGGER, lambda: world.a.purge(100, now=at(150)))
+        purged, answer = await outcomes([purging, after(n // STAGGER, lambda: end_again(run_id))])
+        row = await world.b.get(run_id)
+        equal(purged, int(row is None), "how many were purged")
+        if row is None:
+            holds(isinstance(answer, RunNotFound), f"who reopens a run that was purged is told so, not {answer!r}")
+        else:
+            equal((answer, row.status, row.outcome), (None, "failed", b"again"), "a run that was not purged")
+
+    for n in range(2 * STAGGER):
+        await race(n)
 
 
 @promise_with("operators")

@@ -22,6 +22,7 @@ from perdure.testing.contract.world import (
     new_run,
     refused,
     refused_part,
+    signals,
 )
 
 T = TypeVar("T")
@@ -209,6 +210,28 @@ async def what_an_outbox_wrote_is_gone_when_the_caller_rolls_back(world: FullWor
             _fail()
     equal((await world.b.get("new"), await world.b.inbox("other")), (None, []), "the run, and the inbox")
     holds((await world.b.create(new_run("new"), now=NOW)).is_new, "the id is free")
+
+
+@promise_with("outbox")
+async def no_signal_of_a_callers_transaction_is_lost_by_a_suspend(world: FullWorld) -> None:
+    """When a run suspends while a caller's transaction has a signal for it, `suspend` returns the signal or the run is due."""
+    caller = await world.lease("caller", workflow="other")
+    lease = await world.lease()
+
+    async def send(connection: Any) -> None:
+        outbox = await _outbox(world, connection)
+        await outbox.signal("run", "go", b"1", now=NOW)
+
+    async with world.a.transaction(caller) as transaction:
+        await _with_connection(transaction, send)
+        suspending = asyncio.ensure_future(world.b.suspend(lease, wake_at=None, waiting_for=signals("go"), now=NOW))
+        await asyncio.wait([suspending], timeout=0.05)
+    arrived = [(row.name, row.payload) for row in await suspending]
+    row = await world.row()
+    if arrived:
+        equal((arrived, row.status, row.epoch), ([("go", b"1")], "running", lease.epoch), "what suspend() gave, and the row")
+    else:
+        equal((row.status, row.wake_at), ("suspended", NOW), "status and wake_at of a run that slept before its signal came")
 
 
 @promise_with("outbox")
