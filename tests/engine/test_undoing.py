@@ -184,9 +184,12 @@ async def test_a_charge_in_doubt_that_a_retry_does_not_reach_again_is_not_forgot
         assert provider.kept == {"run/charge[0]", "run/charge[1]"}
         on_error = "raise"
         await here.runtime.retry("run")
-        await here.runtime.sweep()
-        described = await here.runtime.describe("run")
-        assert set(described.not_undone) == {"charge[0]", "charge[1]"}
+        outcome = (await here.runtime.sweep())["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, CompensationFailed)
+        assert "charge[1]" in str(outcome.error)
+        assert (await here.runtime.describe("run")).not_undone == ("charge[1]",)
+    assert provider.kept == {"run/charge[1]"}
 
 
 # 4. A run whose code does not say how it is undone does not end.
@@ -761,3 +764,122 @@ async def test_what_the_failure_cancelled_is_not_cancelled_when_the_run_is_repla
         await here.runtime.signal("run", "end")
         assert await here.later("1m") == {"run": Ok("ended")}
     assert done == ["after"]
+
+
+async def test_a_cancelled_run_that_cannot_undo_pauses_also_when_its_deadline_has_passed() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+    flow = code.workflow()
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow, deadline="1m")
+        code.body = bodies["renamed"]
+        await here.runtime.cancel("run")
+        for _ in range(3):
+            await here.later("1h")
+            row = await here.runtime.store.get("run")
+            assert row is not None
+            assert row.wake_at is not None
+            assert row.wake_at > here.clock.now()
+            assert await here.runtime.sweep() == {}
+
+
+async def test_a_fork_of_a_run_that_was_retried_keeps_what_was_done_again() -> None:
+    provider = Provider()
+    fails = True
+
+    async def body(ctx: Context) -> str:
+        await ctx.step("charge", provider.charge, 5, compensate=provider.refund)
+        if fails:
+            await ctx.step(fail)
+        return await ctx.step("last", lambda: "paid")
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await here.runtime.run(flow, id="run")
+        fails = False
+        await here.runtime.retry("run")
+        assert await here.runtime.sweep() == {"run": Ok("paid")}
+        await here.runtime.fork("run", from_step="last", id="fork")
+        assert await here.runtime.sweep() == {"fork": Ok("paid")}
+    assert provider.kept == {"run/charge~1"}
+
+
+async def test_what_is_undone_is_not_done_again_by_code_that_changes_in_the_middle() -> None:
+    provider, is_charged = Provider(), asyncio.Event()
+    is_removed, is_away = False, True
+
+    async def refund(cents: int | None) -> None:
+        if cents == 1 and is_away:
+            raise SystemExit(1)
+        await provider.refund(cents)
+
+    async def charge_for_long(cents: int) -> None:
+        await provider.charge(cents)
+        is_charged.set()
+        await asyncio.sleep(3600)
+
+    async def fail_when_charged() -> None:
+        await is_charged.wait()
+        raise ValueError("no money")
+
+    async def body(ctx: Context) -> None:
+        await ctx.step("first", provider.charge, 1, compensate=refund)
+        charging = asyncio.create_task(ctx.step("charge", charge_for_long, 5, compensate=refund))
+        if not is_removed:
+            await ctx.step("fail", fail_when_charged)
+        await charging
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.sweep()
+        assert "refund run/charge" in provider.calls
+        is_removed, calls = True, list(provider.calls)
+        await here.later("1h")
+        assert provider.calls == calls
+        is_removed = is_away = False
+        outcome = (await here.later("1d"))["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, ValueError)
+    assert not provider.kept
+
+
+async def test_a_child_that_is_cancelled_before_it_gets_to_a_charge_in_doubt_says_so() -> None:
+    provider = Provider()
+
+    async def charge() -> None:
+        await provider.charge(5)
+        await asyncio.sleep(3600)
+
+    async def pay(ctx: Context) -> None:
+        if waits:
+            await ctx.wait_for_signal("never")
+        await ctx.step("charge", charge, timeout=0.01, compensate=provider.refund)
+
+    waits, provider.fails = False, 1
+    paying = Code(pay).workflow()
+    async with world(paying) as here:
+        assert isinstance(await here.runtime.run(paying, id="run"), Err)
+        waits = True
+        await here.runtime.retry("run")
+        await here.runtime.sweep()
+        await here.runtime.cancel("run")
+        outcome = (await here.runtime.sweep())["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, CompensationFailed)
+        assert (await here.runtime.describe("run")).not_undone == ("charge",)
+
+
+async def test_a_refused_duplicate_is_not_compensated() -> None:
+    provider = Provider()
+
+    async def check() -> str:
+        return "checked"
+
+    async def body(ctx: Context) -> None:
+        await ctx.step(check, key="k", at_most_once=True)
+        await ctx.step("charge", provider.charge, 5, key="k", compensate=provider.refund)
+
+    assert isinstance(await Code(body).workflow().run(id="run", store=stores.memory()), Err)
+    assert provider.calls == []

@@ -60,11 +60,12 @@ class Closing:
         """Return whether there is something to do before the run ends with this result."""
         if self._drive.children.started or self._drive.calls.opened:
             return not are_over(self._drive) or self._must_undo(result)
-        return bool(self._drive.idempotency_keys.intents) and self._must_undo(result)
+        return self._must_undo(result) and bool(self._effects())
 
     def unreached(self) -> list[str]:
         """Return the keys of effects that this code cannot undo, because it does not reach their steps."""
-        return [effect.key for effect in self._effects() if not effect.is_undone and self._how_to_undo(effect) is None]
+        left = (effect for effect in self._effects() if not effect.is_undone and not effect.is_set_aside)
+        return [effect.key for effect in left if self._how_to_undo(effect) is None]
 
     def _must_undo(self, result: Any) -> bool:
         # By `type`, since a value may answer anything when it is looked at.
@@ -80,7 +81,7 @@ class Closing:
         if not self._must_undo(result):
             return result
         failures: dict[str, Exception] = {}
-        for undoing in await self._undoings():
+        for undoing in await self._undoings(failures):
             try:
                 await self._compensate(undoing)
             except Exception as error:  # noqa: BLE001 - it is reported with the others, which are compensated all the same
@@ -94,14 +95,19 @@ class Closing:
     def _effects(self) -> list[Effect]:
         return effects_in(self._drive.recorder.journal, also=self._calls)
 
-    async def _undoings(self) -> list[_Undoing]:
-        """Return how what was done is undone, the last first. Stop the run if that is not known of all of it."""
+    async def _undoings(self, failures: dict[str, Exception]) -> list[_Undoing]:
+        """Return how what was done is undone, the last first. Stop the run if that is not known of all of it.
+
+        What a retry has set aside, because its compensation had failed, is a failure again if the function did not get there.
+        """
         undoings, unreached = list[_Undoing](), list[str]()
         for effect in self._effects():
             undoing = self._how_to_undo(effect)
             if effect.is_undone:  # the record of that is delivered, whatever the function is today
                 has_function = undoing is not None and undoing.compensate is not None
                 undoings.append(undoing if undoing is not None and has_function else _Undoing(effect, _was_called, None))
+            elif undoing is None and effect.is_set_aside:
+                failures[effect.key] = NotUndone(self._drive.run.id, [effect.key])
             elif undoing is None:
                 unreached.append(effect.key)
             elif undoing.compensate is not None and (seen := await self._see_end(undoing)) is not None:

@@ -35,6 +35,7 @@ from perdure.errors import (
     ExecutorNotFound,
     PerdureWarning,
     PersistenceError,
+    RunDiverged,
     StepChanged,
     StepFailed,
     StepNotPicklable,
@@ -48,6 +49,7 @@ from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.idempotency import key_of_undoing
 from perdure.model.journal import Entry, Intent, NextTry, StepOpening
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import compensation_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, await_in, current, current_step, mark_cancelled
@@ -200,7 +202,8 @@ class Attempts(msgspec.Struct):
     def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
         """The entry of the result, on its way to the store: by the recorder's `append`, or by `write`."""
         drive, step = self._drive, self._step
-        drive.note_end_of_step(step.key, self._attempt, ok=result.ok)
+        if drive.streams is not None:  # whose readers are told how each step has ended
+            drive.streams.note_end(step.key, self._attempt if result.ok else 0)
         return (write or drive.recorder.append)(
             step.key,
             step.name,
@@ -443,6 +446,9 @@ class Attempts(msgspec.Struct):
 
     async def _resume_after(self, opened: Entry) -> AttemptResult | None:
         """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
+        drive, undoing = self._drive, compensation_key(self._step.key)
+        if drive.calls.is_known(undoing):  # it was undone, or is about to be
+            drive.misfit(RunDiverged(drive.run.id, self._step.key, [undoing]))
         if self._step.plan.at_most_once:
             return self._outcome_unknown(opened)
         try:

@@ -140,7 +140,6 @@ class Drive:
         "_must_suspend",
         "_progress",
         "_store",
-        "_streams",
         "_unreadable",
         "cached_keys",
         "caching",
@@ -166,6 +165,7 @@ class Drive:
         "results",
         "run",
         "settings",
+        "streams",
         "tasks",
         "undoes",
         "waits",
@@ -274,7 +274,7 @@ class Drive:
         self._progress: ProgressReporter | None = None
         # Made by the first item that is emitted, or because an earlier drive has emitted some.
         has_items = bool(claim.item_counts) and self._store is not None
-        self._streams: Streams | None = Streams(self, claim.item_counts) if has_items else None
+        self.streams: Streams | None = Streams(self, claim.item_counts) if has_items else None
         # What a step's function knows of the drive. Weak: the context of a step may outlive the run.
         self.reference = weakref.ref(self)
 
@@ -402,15 +402,10 @@ class Drive:
 
     def open_streams(self) -> Streams | None:
         """The streams of the run; None without a store. Raises `StoreCapabilityError`."""
-        if self._streams is None and self._store is not None:
+        if self.streams is None and self._store is not None:
             require(self._store, "streams")
-            self._streams = Streams(self, {})
-        return self._streams
-
-    def note_end_of_step(self, key: str, attempt: int, *, ok: bool) -> None:
-        """Note for the readers of streams how a step has ended, before its result is appended."""
-        if self._streams is not None:
-            self._streams.note_end(key, attempt if ok else 0)
+            self.streams = Streams(self, {})
+        return self.streams
 
     def emit_in_step(self, info: StepInfo, stream: str, item: Any, max_items: int) -> Awaitable[None]:
         """`current_step().emit`, in any thread."""
@@ -451,7 +446,7 @@ class Drive:
             if self._progress is not None:
                 self._progress.stop()
             # Break the reference cycles, so that the drive is freed without the garbage collector.
-            self._held = self._progress = self._streams = None
+            self._held = self._progress = self.streams = None
             self.children.runs = self.closing = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
@@ -467,8 +462,8 @@ class Drive:
         if self._unreadable is not None:
             self._stop_misfit(self._unreadable)
         else:
-            if self._streams is not None and self._store is not None:
-                await self._streams.load(require(self._store, "streams"), self.run, self.recorder.journal)
+            if self.streams is not None and self._store is not None:
+                await self.streams.load(require(self._store, "streams"), self.run, self.recorder.journal)
             self._start_body()
         while True:
             await self._attention
@@ -840,7 +835,7 @@ class Drive:
         else:
             pause = failure_pause(self.run.attempts)
         wake_at = self.clock.now() + round(pause * MICROSECOND)
-        if self._deadline is not None and not self._is_late:
+        if self._deadline is not None and not self._cancel_requested:
             wake_at = min(wake_at, self._deadline)
         counts, now = not self._is_misfit, self.clock.store_now()
         return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
@@ -892,8 +887,8 @@ class Drive:
             self._deadline_timer = self._cancel_timer = self._linger_timer = None
             if self.inbox is not None:
                 self.inbox.close()
-            if self._streams is not None:
-                self._streams.close()
+            if self.streams is not None:
+                self.streams.close()
 
     # What the parts of the drive report to it.
 
@@ -973,8 +968,8 @@ class Drive:
 
     def _replaced(self, entry: Entry) -> None:
         self.results.replace(entry)
-        if entry.kind == "step":
-            self.note_end_of_step(entry.key, entry.attempt, ok=False)
+        if entry.kind == "step" and self.streams is not None:
+            self.streams.note_end(entry.key, 0)
 
     def _note_cancelled(self, call: CtxCall) -> None:
         now = self.clock.now()

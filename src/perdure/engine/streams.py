@@ -131,7 +131,7 @@ class Streams:
             items = await store.items(run.id, name, after=stream.length - 2, limit=1)
             last = _record_of(run.id, items[-1])
             drops = [entry for entry in journal if entry.phase == "drop" and entry.epoch > last.epoch]
-            if last.continued_at != run.continued_at or (last.generation != run.generation and not drops):
+            if (last.continued_at, last.generation) != (run.continued_at, run.generation):
                 continue  # the run has started over since, and emitted nothing
             dropped_from = _first_dropped(journal, drops)
             if dropped_from is None:

@@ -194,7 +194,7 @@ class JournalIndex(NamedTuple):
         """
         kept = entries_in_force(entries)
         if len(kept) < len(entries):
-            void = _void_cancellations(sorted(entries, key=attrgetter("seq")))
+            void = void_cancellations(sorted(entries, key=attrgetter("seq")))
             kept = [entry for entry in kept if entry.seq not in void]
         return cls(
             closes=[entry for entry in kept if entry.phase == "close"],
@@ -209,18 +209,18 @@ class JournalIndex(NamedTuple):
         )
 
 
-def _void_cancellations(entries: list[Entry]) -> set[int]:
-    """Return the seqs of entries that say that a call was cancelled, if the failure that cancelled it was set aside by a retry.
+def void_cancellations(entries: list[Entry]) -> set[int]:
+    """Return the seqs of entries that say that a call was cancelled, if a retry has set aside what may have led to that.
 
-    That is what came after such a failure, after the cancellation of the run, or last of all, when the function raised. A call
-    whose key was used again before the retry is not among them: the journal has to tell the two uses apart.
+    That is what came after a result that a retry dropped, after the cancellation of the run, or last of all, when the function
+    raised. A call whose key was used again before the retry is not among them: the journal has to tell the two uses apart.
     """
     void: set[int] = set()
     for at, drop in enumerate(entries):
         if drop.phase != "drop":
             continue
         dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-        causes = (each for each in entries[:at] if each.key in dropped and (each.kind == "cancel" or _is_failure(each)))
+        causes = (each for each in entries[:at] if each.key in dropped and each.phase == "close")
         since = next((each.seq for each in causes), drop.seq)
         used_later: set[str] = set()
         is_last = True
@@ -230,10 +230,6 @@ def _void_cancellations(entries: list[Entry]) -> set[int]:
                 void.add(entry.seq)
             used_later.add(entry.key)
     return void
-
-
-def _is_failure(entry: Entry) -> bool:
-    return entry.phase == "close" and not entry.ok
 
 
 def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:

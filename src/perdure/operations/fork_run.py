@@ -27,8 +27,8 @@ import msgspec
 from perdure.errors import CANCEL_KEY, RunConflict, SnapshotCorrupt, StepNotFound
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait, StepOpening, drop_entry
-from perdure.model.own_names import RESERVED
+from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait, StepOpening, drop_entry, entries_in_force
+from perdure.model.own_names import RESERVED, compensation_key
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
@@ -74,7 +74,7 @@ def fork(view: View, from_step: str, new_id: str, now: int, *, take_over: bool =
     entries = [_owned_by(owner, entry) for entry in _entries_before(row.id, journal[:cut], passed)]
     return RunStart(
         _new_run(row, new_id, passed),
-        entries=_without_undone(entries, journal, now),
+        entries=_without_undone(entries, journal[cut:], now),
         inbox=_inbox(journal[cut:], view.inbox),
         created_at=row.created_at,
     )
@@ -110,9 +110,12 @@ def _entries_before(run_id: str, entries: Sequence[Entry], passed: int) -> list[
     return kept[::-1]
 
 
-def _without_undone(kept: list[Entry], journal: Sequence[Entry], now: int) -> list[Entry]:
-    """These entries, and one that drops what was undone or led to it: it does not count as done in the fork."""
-    undone = {entry.key for entry in kept} & {CANCEL_KEY, *compensated_keys(journal)}
+def _without_undone(kept: list[Entry], later: Sequence[Entry], now: int) -> list[Entry]:
+    """Return these entries, and one that drops what was undone then or `later`: it does not count as done in the fork."""
+    in_force = entries_in_force(kept)
+    compensations = {entry.key for entry in later if entry.phase == "close" and entry.ok}
+    undone = {entry.key for entry in in_force if entry.key and compensation_key(entry.key) in compensations}
+    undone |= compensated_keys(in_force) | ({CANCEL_KEY} & {entry.key for entry in in_force})
     return [*kept, drop_entry(kept[-1].seq + 1, undone, now, kept[-1].epoch)] if undone else kept
 
 

@@ -18,13 +18,14 @@ class Effect(NamedTuple):
     """What a step or a child has done, or may have done.
 
     `intent` is what a step recorded before it was called. `result` is the entry that has what it returned; it is None if that is
-    not known.
+    not known. `is_set_aside` says that a retry has dropped the record, and the step was not called again.
     """
 
     opened: Entry
     intent: Intent | None
     result: Entry | None
     is_undone: bool
+    is_set_aside: bool
 
     @property
     def key(self) -> str:
@@ -44,6 +45,7 @@ class _Called(msgspec.Struct):
     intent: Intent | None
     close: Entry | None = None
     is_undone: bool = False
+    is_set_aside: bool = False
 
     def may_have_done_something(self) -> bool:
         """Return whether there may be something to undo: a child that did not complete undoes what it has done itself."""
@@ -88,7 +90,7 @@ def effects_in(journal: Iterable[Entry], also: Collection[str] = ()) -> list[Eff
             for key in called.keys() & msgspec.json.decode(entry.payload, type=set[str]):
                 _set_aside(called, key)
     done = [each for each in called.values() if each.may_have_done_something()]
-    effects = (Effect(each.opened, each.intent, _result_of(each), each.is_undone) for each in done)
+    effects = (Effect(each.opened, each.intent, _result_of(each), each.is_undone, each.is_set_aside) for each in done)
     return sorted(effects, key=lambda effect: effect.opened.seq)
 
 
@@ -102,6 +104,8 @@ def _set_aside(called: dict[str, _Called], key: str) -> None:
     is_open_child = call.opened.kind == "child" and call.close is None
     if call.is_undone or is_open_child or not call.may_have_done_something():
         del called[key]
+    else:
+        call.is_set_aside = True
 
 
 def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import COMPENSATION_PREFIX, RunFinished, SnapshotCorrupt
-from perdure.model.journal import Entry, OpenChild, entries_in_force, read_intents, undone_keys
+from perdure.model.journal import Entry, OpenChild, drop_entry, entries_in_force, read_intents, undone_keys, void_cancellations
 from perdure.model.records import RunRow
 from perdure.store import Store
 
@@ -33,13 +33,8 @@ def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
     """
     if row.status == "dead" and any(entry.key.startswith(COMPENSATION_PREFIX) for entry in entries):
         return set()
-    return (
-        _failed_keys(row, entries)
-        | _cancelled_keys(entries)
-        | compensated_keys(entries)
-        | _stopped_children(row.id, entries)
-        | _open_limits(entries)
-    )
+    keys = _failed_keys(row, entries) | _cancelled_keys(entries) | compensated_keys(entries) | _open_limits(entries)
+    return keys | _stopped_children(row.id, entries, keys)
 
 
 def _failed_keys(row: RunRow, entries: list[Entry]) -> set[str]:
@@ -74,9 +69,14 @@ def _open_limits(entries: list[Entry]) -> set[str]:
     return {entry.key for entry in limits} - {entry.key for entry in limits if entry.phase != "open"}
 
 
-def _stopped_children(run_id: str, entries: list[Entry]) -> set[str]:
-    """The keys of children whose outcome the body did not get and that it did not give up, without those that are detached."""
-    last = {entry.key: entry for entry in entries if entry.kind == "child"}
+def _stopped_children(run_id: str, entries: list[Entry], dropped: set[str]) -> set[str]:
+    """Return the keys of children whose outcome the body did not get, without those that are detached or that it gave up itself.
+
+    A child that was given up because of a failure that is dropped is started again.
+    """
+    end = drop_entry(entries[-1].seq + 1 if entries else 1, dropped, 0, 0)
+    void = void_cancellations([*entries, end])
+    last = {entry.key: entry for entry in entries if entry.kind == "child" and entry.seq not in void}
     opened = [entry for entry in last.values() if entry.phase == "open"]
     try:
         return {entry.key for entry in opened if not msgspec.json.decode(entry.payload, type=OpenChild).detached}

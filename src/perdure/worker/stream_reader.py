@@ -164,8 +164,6 @@ class AttemptsOfSteps:
     def _start_over(self, generation: int, continued_at: int | None) -> None:
         self._generation, self._continued_at = generation, continued_at
         self._seq = 0
-        # The epoch of the last retry that set results aside.
-        self._retried_at_epoch = 0
         # By the step's key: the attempt whose result is recorded (None if that failed), and the first that has not failed.
         self._succeeded: dict[str, tuple[int, int] | None] = {}
         self._next: dict[str, tuple[int, int]] = {}
@@ -192,7 +190,6 @@ class AttemptsOfSteps:
 
     def _take(self, entry: Entry) -> None:
         if entry.phase == "drop":
-            self._retried_at_epoch = entry.epoch
             for key in msgspec.json.decode(entry.payload, type=list[str]):
                 self._succeeded.pop(key, None)
                 self._next.pop(key, None)
@@ -212,9 +209,8 @@ class AttemptsOfSteps:
         return self._has_ended or record.epoch < self._epoch or attempt < self._next.get(record.key, (0, 0))
 
     def _is_left_behind(self, record: StreamRecord) -> bool:
-        """Whether the run has started over since, and the journal with it. A retry is no such start."""
-        is_retried = record.epoch < self._retried_at_epoch
-        return record.continued_at != self._continued_at or (record.generation != self._generation and not is_retried)
+        """Return whether the run has started over since, and the journal with it."""
+        return (record.continued_at, record.generation) != (self._continued_at, self._generation)
 
 
 class EndsOfAttempts:
