@@ -44,6 +44,7 @@
     │       ├── SnapshotFormatError  a document is no snapshot and no resume state, and where it is not
     │       ├── SnapshotMismatch   recorded state does not belong to this workflow, or to this version of it
     │       └── SnapshotCorrupt    stored data cannot be read back
+    ├── StepTraceback              where a recorded error was raised, as text: the cause of the error that is rebuilt
     ├── PerdureWarning (UserWarning)
     asyncio.CancelledError
     └── Unloaded                   the run left memory; its body must not go on
@@ -323,6 +324,21 @@ class StepFailed(PerdureError):
         if self.was_returned:
             return f"{name_step(self.args[0])} returned Err({self.args[1]!r})"
         return f"{name_step(self.args[0])} failed: {self.args[1]}: {self.args[2]}"
+
+
+class StepTraceback(Exception):
+    """Show where a recorded error was raised. It is the cause of the innermost error of the chain, and is never raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+    @property
+    def text(self) -> str:
+        """The traceback as Python printed it, with those of the error's causes."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return "\n" + self.text
 
 
 class StepChanged(PerdureError):

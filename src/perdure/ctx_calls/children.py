@@ -106,7 +106,8 @@ def child_call(
         known = ", ".join(sorted(StoredOptions.__annotations__))
         raise TypeError(f"a child does not take {', '.join(sorted(unknown))}; its options are key, {known}")
     definition: ChildWorkflow = workflow
-    plan = msgspec.structs.replace(_PLAN, returns=definition.hints.value, fails_with=definition.hints.error)
+    hints = definition.hints
+    plan = msgspec.structs.replace(_PLAN, returns=hints.value, fails_with=hints.error, module=hints.module)
     return ChildCall(key, definition.name, plan, definition, args, kwargs, options, detached)
 
 

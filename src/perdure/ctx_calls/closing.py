@@ -21,7 +21,7 @@ from perdure.ctx_calls.children import are_over, end_children
 from perdure.ctx_calls.steps import OUTCOME_UNKNOWN, StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
-from perdure.errors import CompensationFailed, StepFailed, StepTimeout
+from perdure.errors import CompensationFailed, RunCancelled, StepFailed, StepTimeout
 from perdure.model.journal import Entry, entries_in_force
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
@@ -77,7 +77,8 @@ class Closing:
         if not failures:
             return result
         failed = CompensationFailed(self._drive.run.id, [f"{key}: {error!r}" for key, error in failures.items()])
-        failed.__cause__ = result.error if isinstance(result, Err) and isinstance(result.error, BaseException) else None
+        cause = RunCancelled(self._drive.run.id) if self._drive.calls.is_cancelling else getattr(result, "error", None)
+        failed.__cause__ = cause if isinstance(cause, BaseException) else None
         return Err(failed)
 
 

@@ -28,6 +28,7 @@ from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
+from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
 from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
 from perdure.engine.endings import (
@@ -40,6 +41,7 @@ from perdure.engine.endings import (
     open_children,
     start_over_in,
 )
+from perdure.engine.error_reports import tell_of_losses
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
@@ -150,6 +152,7 @@ class Drive:
         "options",
         "problem",
         "publisher",
+        "rebuilds_errors",
         "recorder",
         "reference",
         "results",
@@ -186,6 +189,8 @@ class Drive:
         # Whether the arguments of a step are compared with those that are recorded, now or when the run is resumed.
         is_resumable = store is not None or options.on_event is not None or options.cache is not None
         self.compares_arguments = is_resumable and options.on_changed_arguments != "ignore"
+        # Whether what is recorded and then raised is raised as a replay raises it. Otherwise nothing is ever replayed.
+        self.rebuilds_errors = is_resumable or bool(claim.journal)
         self._body = body
         self._hints = hints
         self._lease = claim.lease
@@ -360,6 +365,11 @@ class Drive:
             is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
             self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
         self._progress.set(payload)
+
+    @property
+    def module(self) -> str:
+        """The name of the module of the workflow's function."""
+        return self._hints.module
 
     @property
     def epoch(self) -> int:
@@ -615,6 +625,11 @@ class Drive:
             raise ChildrenOpen(self.run.id, still_open)
         raise StartingOver(new)
 
+    def note_losses(self, failed: Entry, report: RebuildReport) -> None:
+        """The error of this entry was rebuilt, and the report says what it lacks."""
+        if report.stand_ins or report.lost:
+            tell_of_losses(self.run, failed.key, report)
+
     # From here on: how it starts, goes on and ends.
 
     def _start_body(self) -> None:
@@ -712,7 +727,11 @@ class Drive:
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
                 self.recorder.report_written()
-        return ending.outcome
+        return self.outcome_again(ending.outcome)
+
+    def outcome_again(self, outcome: Outcome[Any]) -> Outcome[Any]:
+        """This outcome of the drive for one more caller: errors are rebuilt for each, as for those who come later."""
+        return outcome_of(self.codec, self.run, self._hints) if self.rebuilds_errors and isinstance(outcome, Err) else outcome
 
     async def _continue_as(self, new: NewInput) -> Outcome[Any]:
         """Let the run start over, due at once: another drive goes on with it."""

@@ -63,11 +63,11 @@ class ActiveRun:
     async def join(self) -> Outcome[Any]:
         """What the drive comes to. Cancelling the last call that waits for it stops the drive, and waits until it has stopped."""
         if self.task.done():
-            return self.task.result()
+            return self.drive.outcome_again(self.task.result())
         waiter: asyncio.Future[Outcome[Any]] = self.loop.create_future()
         self._waiters.append(waiter)
         try:
-            return await waiter
+            return self.drive.outcome_again(await waiter)
         except asyncio.CancelledError:
             if len(self._waiters) == 1 and not self.is_background and not self.task.done():
                 self.task.cancel()
