@@ -122,7 +122,8 @@ class Child(Generic[T_co]):
 
     def __init__(self, drive: Drive, child: ChildCall) -> None:
         drive.calls.check()
-        waiter = _Waiter(drive, child)
+        self._waiter = waiter = _Waiter(drive, child)
+        self._is_delivered = False
         self._drive = drive
         self._started = waiter.started
         self._started.task = asyncio.get_running_loop().create_task(waiter.wait_in_task(), name=f"perdure-child:{self.id}")
@@ -153,6 +154,9 @@ class Child(Generic[T_co]):
             if self._drive.calls.closed is None:
                 await asyncio.wait([task])
             raise
+        is_again, self._is_delivered = self._is_delivered, True
+        if is_again and self._waiter.closed is not None:  # an error for each who awaits it, so that tracebacks do not mix
+            return cast("T_co", load_result(self._drive, self._waiter.key, self._waiter.plan, self._waiter.closed))
         return cast("T_co", task.result())
 
     def cancel(self) -> None:
@@ -223,6 +227,9 @@ class _Waiter:
         # An earlier attempt asked the child to stop before it recorded that the call was cancelled.
         self._is_cancel_sent = call.was_cancelled
         self._consume: int | None = None
+        self.key, self.plan = child.key, child.plan
+        # The entry with its outcome.
+        self.closed: Entry | None = None
         call.unwind = self._give_up
         drive.children.started.append(self.started)
 
@@ -263,6 +270,7 @@ class _Waiter:
                     if entry is None:
                         return await self._wait_live()
             self.started.is_over = True
+            self.closed = entry
         finally:
             self.started.note_created()
         if drive.publisher.subscribers:
@@ -298,6 +306,7 @@ class _Waiter:
         self.started.is_over = True
         if not drive.results.reaches_body_at_once(entry):
             entry = await drive.calls.wait_for_delivery(self._call, entry)
+        self.closed = entry
         error: Exception | None = None
         value: Any = None
         try:

@@ -45,7 +45,7 @@ from perdure.engine.error_reports import tell_of_losses
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
-from perdure.engine.keyed_calls import Calls, CtxCall
+from perdure.engine.keyed_calls import Calls, CtxCall, raised_by
 from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
@@ -63,6 +63,7 @@ from perdure.errors import (
     PerdureWarning,
     PersistenceError,
     RunCancelled,
+    RunDiverged,
     SnapshotCorrupt,
     ValueNotStorable,
 )
@@ -629,6 +630,9 @@ class Drive:
         """The error of this entry was rebuilt, and the report says what it lacks."""
         if report.stand_ins or report.lost:
             tell_of_losses(self.run, failed.key, report)
+        choice = self.options.on_divergence
+        if report.gone and (choice == "stop" or (choice is None and failed.epoch)):
+            self.calls.note_gone(failed.key, report.gone)
 
     # From here on: how it starts, goes on and ends.
 
@@ -659,9 +663,18 @@ class Drive:
             self._attend()
             raise
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
-            self._function_ended(Err(error))
+            await self._end_function(Err(error))
         else:
-            self._function_ended(value)
+            await self._end_function(value)
+
+    async def _end_function(self, result: Any) -> None:
+        """The workflow's function has ended by itself. While recorded results are missing, its run does not end."""
+        if self.calls.closed is None and self._closing_task is None and not self.calls.is_cancelling:
+            if gone := self.calls.find_gone(result):
+                self._stop_misfit(RunDiverged(self.run.id, None, (), gone, raised_by(result)))
+            else:
+                await self.calls.wait_to_end(result)
+        self._function_ended(result)
 
     def _function_ended(self, result: Any) -> None:
         """The workflow's function has ended, or has no more time. What is left to do is done before the body has ended."""
