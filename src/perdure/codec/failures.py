@@ -288,7 +288,7 @@ def _message(error: BaseException) -> str:
 def _attributes(error: BaseException) -> Iterator[tuple[Any, Any]]:
     """The exception's attributes: the members of builtin classes (`OSError.filename`), slots, and its `__dict__`."""
     for name, member in members_of(type(error)).items():
-        if member is _OBJ:
+        if member in _NO_ATTRIBUTES:
             continue
         with contextlib.suppress(AttributeError):  # a slot that was never filled
             if (value := member.__get__(error)) is not None or not shows_none(member):
@@ -297,8 +297,8 @@ def _attributes(error: BaseException) -> Iterator[tuple[Any, Any]]:
     yield from ((name, value) for name, value in held if name not in ("__notes__", STOOD_FOR))
 
 
-# The object without the attribute, which Python keeps for its suggestions ("Did you mean").
-_OBJ = vars(AttributeError)["obj"]
+# The object without the attribute, which Python keeps for its suggestions ("Did you mean"), and what is recorded of every group.
+_NO_ATTRIBUTES = (vars(AttributeError)["obj"], vars(BaseExceptionGroup)["message"], vars(BaseExceptionGroup)["exceptions"])
 
 
 def _traceback(error: BaseException, recorded: ErrorRecord) -> str:
