@@ -271,8 +271,8 @@ class RunDiverged(PerdureError):
 
     The run was stopped before anything happened. It resumes when the code fits it again. `asked` is the new key, or None if the
     function has ended. `missing` has the recorded keys. `unfound` names exception classes that were found when an error was
-    recorded and are not found now, so that an `except` clause may not have matched. `raised` is the error that ended the function,
-    in one line.
+    recorded and are not found now, so that an `except` clause may not have matched. `raised` is the error that ended the
+    function, in one line.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class RunDiverged(PerdureError):
         if unfound:
             names = ", ".join(unfound)
             return (
-                f"The error that a step raised has a class that is not found here, {names}, so `except {names}` does not match it; "
+                f"The error that a step raised has a class that is not found here, {names}, so `except {names}` does not match; "
                 f"define it at module level under this name, in a module that this process imports. {regardless}"
             )
         first = missing[0]

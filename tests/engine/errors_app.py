@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import httpx
 import msgspec
 import pydantic
@@ -24,10 +24,10 @@ import sqlalchemy.exc
 
 from perdure import Context, Err, RetryAfter, Runtime, StepFailed, StepTimeout, StepTraceback, Workflow, register, stores
 
-if __name__ == "__main__":
-    from tests.engine.errors_before_move import Moved
-else:
+if TYPE_CHECKING or __name__ != "__main__":
     from tests.engine.errors_after_move import Moved
+else:
+    from tests.engine.errors_before_move import Moved
 
 
 class Declined(Exception):
@@ -56,8 +56,7 @@ class Outer:
 
 
 class OwnGroup(ExceptionGroup[Exception]):
-    def derive(self, excs: Any) -> OwnGroup:
-        return OwnGroup(self.message, excs)
+    """A group of the program's own."""
 
 
 @register
@@ -199,13 +198,13 @@ def called_process() -> None:
 # What raises, and the classes that an `except` clause may name: each of them matches, on every run.
 CASES: dict[str, tuple[Callable[[], Any], type[Exception] | tuple[type[Exception], ...]]] = {
     "ValueError": (lambda: int("many"), ValueError),
-    "KeyError": (lambda: {}["k"], KeyError),
+    "KeyError": (lambda: dict[str, int]()["k"], KeyError),
     "ZeroDivisionError": (lambda: 1 // 0, ZeroDivisionError),
     "AttributeError": (attribute, AttributeError),
     "FileNotFoundError": (lambda: open("/nowhere/at/all"), FileNotFoundError),  # noqa: PTH123, SIM115 - it raises
     "ConnectionResetError": (lambda: fail(ConnectionResetError(104, "reset")), ConnectionResetError),
     "TimeoutError": (lambda: fail(TimeoutError("late")), TimeoutError),
-    "UnicodeDecodeError": (lambda: b"\xff".decode(), UnicodeDecodeError),
+    "UnicodeDecodeError": (b"\xff".decode, UnicodeDecodeError),
     "ImportError": (lambda: __import__("no_such_module"), ModuleNotFoundError),
     "JSONDecodeError": (lambda: json.loads("no"), json.JSONDecodeError),
     "CalledProcessError": (called_process, subprocess.CalledProcessError),
@@ -278,14 +277,17 @@ def seen(error: BaseException | None) -> Any:
         return None
     if isinstance(error, StepTraceback):
         return str(error)
-    members = {name: getattr(error, name) for name in ("errno", "filename", "name", "object", "value", "code") if hasattr(error, name)}
+    members = {
+        name: getattr(error, name) for name in ("errno", "filename", "name", "object", "value", "code") if hasattr(error, name)
+    }
     held = {name: value for name, value in vars(error).items() if name != "_perdure_record"}
     return {
         "type": type(error).__qualname__,
         "args": repr(error.args),
         "str": str(error),
         "attributes": {
-            name: seen(value) if isinstance(value, BaseException) else repr(value) for name, value in sorted((members | held).items())
+            name: seen(value) if isinstance(value, BaseException) else repr(value)
+            for name, value in sorted((members | held).items())
         },
         "cause": seen(error.__cause__),
         "context": seen(error.__context__),

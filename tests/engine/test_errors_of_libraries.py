@@ -12,17 +12,18 @@ import pytest
 
 from tests.engine.errors_app import CASES, clauses_of, name_of
 
-_REPLAY = "import asyncio, json, sys; from tests.engine.errors_app import replay; print(json.dumps(asyncio.run(replay(sys.argv[1]))))"
+_REPLAY = (
+    "import asyncio, json, sys; from tests.engine.errors_app import replay; print(json.dumps(asyncio.run(replay(sys.argv[1]))))"
+)
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What the function saw in each of two processes."""
-    path, app = str(tmp_path_factory.mktemp("errors") / "app.db"), str(Path(__file__).with_name("errors_app.py"))
-    root = Path(__file__).parents[2]
+    path, root = str(tmp_path_factory.mktemp("errors") / "app.db"), Path(__file__).parents[2]
     shown = [
-        subprocess.run([sys.executable, *program, path], capture_output=True, text=True, cwd=root, env={"PYTHONPATH": str(root)})
-        for program in ([app], ["-c", _REPLAY])
+        subprocess.run([sys.executable, *program, path], capture_output=True, text=True, cwd=root, check=False)
+        for program in (["-m", "tests.engine.errors_app"], ["-c", _REPLAY])
     ]
     assert [each.returncode for each in shown] == [0, 0], shown[0].stderr[-3000:] + shown[1].stderr[-3000:]
     first, second = (json.loads(each.stdout) for each in shown)

@@ -196,9 +196,7 @@ async def test_a_failed_attempt_is_logged_with_its_pause_and_its_traceback_for_t
     assert [frame.filename for frame in traceback.extract_tb(told.exc_info[2])] == [__file__]
 
 
-async def test_tracebacks_begin_in_the_users_code(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_tracebacks_begin_in_the_users_code(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     @workflow
     async def failing(ctx: Context, where: str) -> None:
         if where == "body":

@@ -4,8 +4,8 @@ It is an instance of the recorded class if this process has that class under its
 allocated by the nearest builtin base, then `args` and attributes are set. Otherwise a stand-in takes its place: a `StepFailed`
 that is also an instance of the nearest recorded base that is there, so that `except` clauses for that base still match.
 
-What a rebuilt error lacks is in its notes, and in a `RebuildReport`. Where it was raised is text: the innermost error of its chain
-has a `StepTraceback` as its cause. Each call makes a new instance.
+What a rebuilt error lacks is in its notes, and in a `RebuildReport`. Where it was raised is text: the innermost error of its
+chain has a `StepTraceback` as its cause. Each call makes a new instance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOLLOWS_FROM_CONTEXT: Final = "\nDuring handling of the above exception, anothe
 
 
 class RebuildReport(msgspec.Struct):
-    """What the errors that were rebuilt lack."""
+    """What an error that was rebuilt lacks, with the members of a group. Causes are for people, and only have notes."""
 
     # Classes that have a stand-in, with the reason.
     stand_ins: dict[str, str] = {}
@@ -76,6 +76,7 @@ class _Rebuilder:
     def rebuild_whole(self, recorded: ErrorRecord) -> Exception:
         """Return the error, with the text of its traceback as the cause of the innermost error of its chain."""
         error = self._rebuild(recorded)
+        self._report(recorded, error)
         if text := _traceback_of_chain(recorded):
             innermost: BaseException = error
             while (link := _shown_link(innermost)) is not None:
@@ -114,11 +115,16 @@ class _Rebuilder:
         cls = find_class(recorded.module, recorded.qualname, self.modules)
         if cls is not None and (error := _sound_instance(cls, args, attributes)) is not None:
             return error
-        name = full_name(recorded.module, recorded.qualname)
-        self.report.stand_ins[name] = _reason(recorded, is_found=cls is not None)
-        if cls is None and recorded.was_found:
-            self.report.gone.append(name)
         return self._stand_in(recorded, args, attributes)
+
+    def _report(self, recorded: ErrorRecord, error: Exception) -> None:
+        name = full_name(recorded.module, recorded.qualname)
+        if STOOD_FOR in get_builtin(error, "__dict__"):
+            self.report.stand_ins[name] = self._reason(recorded)
+            if recorded.was_found and find_class(recorded.module, recorded.qualname, self.modules) is None:
+                self.report.gone.append(name)
+        if recorded.lost:
+            self.report.lost[name] = list(recorded.lost)
 
     def _stand_in(self, recorded: ErrorRecord, args: list[Any], attributes: dict[str, Any]) -> StepFailed:
         own_args = (recorded.key or self.key, full_name(recorded.module, recorded.qualname), recorded.message)
@@ -144,27 +150,25 @@ class _Rebuilder:
 
     def _notes(self, recorded: ErrorRecord, error: Exception) -> Iterator[str]:
         """What the error lacks, and what to do."""
-        name = full_name(recorded.module, recorded.qualname)
         if STOOD_FOR in get_builtin(error, "__dict__"):
-            yield f"{STANDS_FOR}{name}, which {self.report.stand_ins[name]}"
+            yield f"{STANDS_FOR}{full_name(recorded.module, recorded.qualname)}, which {self._reason(recorded)}"
         if recorded.lost:
-            self.report.lost.setdefault(name, []).extend(recorded.lost)
             shown = ", ".join(f"{attribute} ({kind})" for attribute, kind in recorded.lost.items())
             yield f"not recorded, so not here: {shown}; {LOST_ADVICE}"
+
+    def _reason(self, recorded: ErrorRecord) -> str:
+        """Why there is a stand-in, and what to do."""
+        if is_base_exception(recorded.module, recorded.qualname):
+            return "is no `Exception`, so it is not raised again"
+        if find_class(recorded.module, recorded.qualname, self.modules) is not None:
+            return "cannot be rebuilt from its record; in the step's function raise an error of your own instead"
+        what = "is defined in a function" if "<locals>" in recorded.qualname else "was not found here"
+        return f"{what}; define it at module level, in a module that this process imports"
 
 
 LOST_ADVICE: Final = (
     "in the step's function take from it what you need, and raise an error of your own with plain attributes, or return a value"
 )
-
-
-def _reason(recorded: ErrorRecord, *, is_found: bool) -> str:
-    if is_base_exception(recorded.module, recorded.qualname):
-        return "is no `Exception`, so it is not raised again"
-    if is_found:
-        return "cannot be rebuilt from its record; in the step's function raise an error of your own instead"
-    what = "is defined in a function" if "<locals>" in recorded.qualname else "was not found here"
-    return f"{what}; define it at module level, in a module that this process imports"
 
 
 def _traceback_of_chain(recorded: ErrorRecord) -> str:

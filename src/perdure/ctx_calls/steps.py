@@ -24,8 +24,8 @@ from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.failures import line_of
-from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.outcomes import note_step, store_err, store_exception, store_value
+from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
@@ -421,7 +421,9 @@ class Attempts(msgspec.Struct):
 
     def _rebuild(self, payload: bytes) -> Exception:
         """The error as a replay raises it."""
-        return rebuild_error(self._drive, self._step.key, self._step.plan, Entry(seq=0, key=self._step.key, ok=False, payload=payload))
+        return rebuild_error(
+            self._drive, self._step.key, self._step.plan, Entry(seq=0, key=self._step.key, ok=False, payload=payload)
+        )
 
     def _open(self, payload: bytes) -> Entry:
         now = self._drive.clock.now()
@@ -572,7 +574,11 @@ def exception_group(group: BaseExceptionGroup[Any], key: str) -> ExceptionGroup[
         else:
             members.append(StepFailed(key, type(member).__qualname__, str(member)))
     found = ExceptionGroup(group.message, members).with_traceback(group.__traceback__)
-    found.__cause__, found.__context__, found.__suppress_context__ = group.__cause__, group.__context__, group.__suppress_context__
+    found.__cause__, found.__context__, found.__suppress_context__ = (
+        group.__cause__,
+        group.__context__,
+        group.__suppress_context__,
+    )
     for note in getattr(group, "__notes__", ()):
         found.add_note(note)
     return found

@@ -1,5 +1,7 @@
-"""Telling people what a rebuilt error lacks: one log line for each attribute that is not recorded, and one for each class that has
-a stand-in. After a deploy thousands of runs may meet the same.
+"""Telling people what a rebuilt error lacks.
+
+There is one log line for each attribute that is not recorded, and one for each class that has a stand-in: thousands of runs may
+meet the same.
 """
 
 from __future__ import annotations

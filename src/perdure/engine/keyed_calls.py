@@ -481,6 +481,11 @@ class Calls:
             await self.parked(call, call.park())
         self._end = self.owed.on_may_end = None
 
+    def stop_judging(self) -> None:
+        """The body is cancelled next. Code that has changed may be cancelled all the same, at its end too."""
+        self.owed.on_may_end = None
+        self.owed.expect_nothing()
+
     def find_divergence(self) -> RunDiverged | None:
         """The error of a body at rest that wants something new, or has ended, while recorded results are missing."""
         if not self.owed.missing:

@@ -1,8 +1,8 @@
 """What a replay owes to the journal: the recorded results that unchanged code asks for again.
 
 While some of them were not asked for, nothing new begins, and the run does not end: code that was changed might repeat an effect
-under another key, or forget one. A body that rests at something new, or has ended, while results are missing has diverged from its
-journal.
+under another key, or forget one. A body that rests at something new, or has ended, while results are missing has diverged from
+its journal.
 """
 
 from __future__ import annotations
