@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from perdure import StepTraceback, register
@@ -174,6 +175,26 @@ def test_objects_of_registered_classes_and_errors_are_kept_as_attributes_and_arg
     assert again.args[1] is again.__cause__
     assert repr(again.__cause__) == "KeyError('inner')"
     assert not hasattr(again, "__notes__")
+
+
+@register
+class Once(msgspec.Struct):
+    """It can be made once."""
+
+    made: ClassVar[list[int]] = []
+
+    def __post_init__(self) -> None:
+        if self.made:
+            raise RuntimeError("made before")
+        self.made.append(1)
+
+
+def test_an_object_that_cannot_be_rebuilt_is_left_out_before_it_is_recorded() -> None:
+    error = ValueError("x")
+    error.once = Once()  # type: ignore[attr-defined]
+    again = load_error(dump_error(error), "k")
+    assert not hasattr(again, "once")
+    assert f"once ({__name__}.Once)" in again.__notes__[0]
 
 
 def test_what_is_not_kept_is_named_once() -> None:

@@ -382,7 +382,7 @@ async def test_a_class_that_is_gone_stops_the_run_until_it_is_back(after: Callab
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RunDiverged)
         assert outcome.error.unfound == ["shop.Declined"]
-        assert "shop.Declined, so `except shop.Declined` does not match it; define it at module level" in str(outcome.error)
+        assert "shop.Declined, so `except shop.Declined` does not match; define it at module level" in str(outcome.error)
     with module("shop", Declined=new_class()):
         async with world(flow, store=store) as here:
             here.clock.advance("1h")
@@ -408,6 +408,26 @@ async def test_a_class_that_is_gone_and_whose_error_ends_the_function_stops_the_
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RunDiverged)
         assert (outcome.error.missing, outcome.error.unfound) == ([], ["shop.Declined"])
+
+
+async def test_a_check_warns_of_a_class_that_is_gone_where_nothing_stops() -> None:
+    store = stores.memory()
+
+    async def charge() -> None:
+        raise sys.modules["shop"].Declined("no")
+
+    async def body(ctx: Context[Any]) -> None:
+        await raised(ctx.step(charge))
+        await ctx.sleep("nap", "1h")
+
+    flow = Workflow("flow", body)
+    with module("shop", Declined=new_class()):
+        async with world(flow, store=store) as here:
+            assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+            assert (await here.runtime.check()).fits
+    async with world(flow, store=store) as here:
+        (found,) = (await here.runtime.check()).warns
+    assert "the error of step 'charge' has a class that is not found here, shop.Declined" in found.warnings[0]
 
 
 @pytest.mark.filterwarnings("ignore:step 'charge' of run")

@@ -19,9 +19,10 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.codec.error_classes import CLASS_VARS, find_class, full_name, members_of, mro_of, shows_none
-from perdure.codec.hints import name_for
+from perdure.codec.hints import class_for, name_for
 from perdure.codec.scalars import is_text
 from perdure.codec.tagging import Tagger
+from perdure.codec.untagging import Untagger
 from perdure.codec.values import encode_bounded
 from perdure.errors import StepFailed, StepTraceback
 from perdure.model.logs import is_of_caller, users_traceback
@@ -182,6 +183,8 @@ class _ExceptionRecorder:
         data = encode_bounded(tree, limit)
         if data is None or len(data) > limit:
             raise ValueError("too long")
+        if b'"$class' in data:  # which may refuse to be rebuilt
+            Untagger(class_for(Any), MAX_DEPTH).value(msgspec.json.decode(data))
         self.room -= len(data)
         return tree
 

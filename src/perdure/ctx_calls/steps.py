@@ -27,6 +27,7 @@ from perdure.codec.failures import line_of
 from perdure.codec.outcomes import note_step, store_err, store_exception, store_value
 from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
+from perdure.ctx_calls.error_reports import tell_of_losses
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
@@ -147,7 +148,10 @@ def rebuild_error(drive: Drive, key: str, plan: StepPlan, failed: Entry) -> Exce
     """Return a new instance of the error that this entry records. Raises ValueError."""
     report = RebuildReport()
     error = load_error_of(drive.codec, failed, key, plan.fails_with, (plan.module, drive.module), report)
-    drive.note_losses(failed, report)
+    if not drive.results.stays_in_replay:  # a check tells in its own way
+        tell_of_losses(drive.run, key, report)
+    if report.gone:
+        drive.note_gone(failed, report.gone)
     return error
 
 

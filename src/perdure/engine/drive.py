@@ -28,7 +28,6 @@ from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
-from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
 from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
 from perdure.engine.endings import (
@@ -41,7 +40,6 @@ from perdure.engine.endings import (
     open_children,
     start_over_in,
 )
-from perdure.engine.error_reports import tell_of_losses
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
@@ -626,13 +624,11 @@ class Drive:
             raise ChildrenOpen(self.run.id, still_open)
         raise StartingOver(new)
 
-    def note_losses(self, failed: Entry, report: RebuildReport) -> None:
-        """The error of this entry was rebuilt, and the report says what it lacks."""
-        if report.stand_ins or report.lost:
-            tell_of_losses(self.run, failed.key, report)
+    def note_gone(self, failed: Entry, classes: list[str]) -> None:
+        """The error of this entry has a stand-in, since these classes are gone."""
         choice = self.options.on_divergence
-        if report.gone and (choice == "stop" or (choice is None and failed.epoch)):
-            self.calls.note_gone(failed.key, report.gone)
+        if choice == "stop" or (choice is None and failed.epoch):  # not what was imported from a snapshot
+            self.calls.note_gone(failed.key, classes)
 
     # From here on: how it starts, goes on and ends.
 

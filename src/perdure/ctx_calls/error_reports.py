@@ -20,12 +20,13 @@ _MOST_SAID: Final = 10_000
 
 
 def tell_of_losses(run: LoggedRun, key: str, report: RebuildReport) -> None:
-    """Log what the error of this step, or of the function if there is no key, lacks."""
-    whose = name_step(key) if key else "the function"
+    """Log what the error of this step lacks."""
+    whose = name_step(key)
     for name, reason in report.stand_ins.items():
         if _is_new(name, ""):
             text = f"{whose} of run {run.id!r} of workflow {run.workflow!r} failed with {name}, which {reason}"
-            log.warning("StepFailed is raised in place of an error: %s", text, extra=run_fields(run, key=key or None))
+            if log.hasHandlers():  # otherwise it would be printed twice
+                log.warning("StepFailed is raised in place of an error: %s", text, extra=run_fields(run, key=key))
             with contextlib.suppress(PerdureWarning):  # as an error it would hide the step's own
                 warnings.warn(text, PerdureWarning, stacklevel=2)
     for name, attributes in report.lost.items():
@@ -39,7 +40,7 @@ def tell_of_losses(run: LoggedRun, key: str, report: RebuildReport) -> None:
                     name,
                     attribute,
                     LOST_ADVICE,
-                    extra=run_fields(run, key=key or None),
+                    extra=run_fields(run, key=key),
                 )
 
 
