@@ -190,7 +190,7 @@ def test_arguments_that_are_objects_leave_the_message() -> None:
     again = _again(error)
     assert type(again) is Plain
     assert again.args == (str(error),)
-    assert again.__notes__[0].startswith("not recorded, so not here: args (tuple); ")
+    assert again.__notes__[0].startswith("not recorded, so not here: args (str, object); ")
 
 
 def test_notes_and_causes_are_restored() -> None:

@@ -172,6 +172,17 @@ async def test_only_a_bare_call_raises_the_original() -> None:
     assert [hasattr(error, "response") for error in errors] == [True, False, False, False]
 
 
+async def test_what_ends_a_bare_run_that_somebody_records_is_rebuilt_too() -> None:
+    async def body(ctx: Context[Any]) -> None:
+        await ctx.step(refuse)
+
+    collector = ResumeStateCollector()
+    first = await raised(Workflow("flow", body, on_event=collector.handle_event)())
+    second = await raised(Workflow("flow", body, resume_state=collector.resume_state())())
+    assert shape(first)[:4] == shape(second)[:4] == (Refused, (402,), "402", False)
+    assert hasattr(await raised(Workflow("flow", body)()), "response")
+
+
 async def test_a_compensation_that_fails_is_told_alike() -> None:
     async def undo(_: Any) -> None:
         await refuse()
@@ -428,6 +439,33 @@ async def test_a_check_warns_of_a_class_that_is_gone_where_nothing_stops() -> No
     async with world(flow, store=store) as here:
         (found,) = (await here.runtime.check()).warns
     assert "the error of step 'charge' has a class that is not found here, shop.Declined" in found.warnings[0]
+
+
+@pytest.mark.filterwarnings("ignore:step 'charge' of run")
+async def test_an_error_of_the_function_s_own_after_one_whose_class_is_gone_ends_the_run() -> None:
+    store, reached = stores.memory(), asyncio.Event()
+
+    async def charge() -> None:
+        raise sys.modules["shop"].Declined("no")
+
+    async def body(ctx: Context[Any]) -> None:
+        try:
+            await ctx.step(charge)
+        except Exception as error:
+            reached.set()
+            if "shop" in sys.modules:
+                await asyncio.get_running_loop().create_future()
+            raise LookupError("sold out") from error
+
+    flow = Workflow("flow", body)
+    with module("shop", Declined=new_class()):
+        async with world(flow, store=store) as here:
+            running = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+            await reached.wait()
+            running.cancel()
+            await asyncio.wait([running])
+    async with world(flow, store=store) as here:
+        assert repr((await here.runtime.sweep())["run"]) == "Err(error=LookupError('sold out'), cause=None)"
 
 
 @pytest.mark.filterwarnings("ignore:step 'charge' of run")

@@ -196,7 +196,7 @@ class _ExceptionRecorder:
         try:
             recorded.args = list(self._plain([None if _is_error(value) else value for value in args]))
         except Exception:  # noqa: BLE001 - arguments may be anything
-            recorded.lost["args"] = self._type_name(args[0]) if len(args) == 1 else "tuple"
+            recorded.lost["args"] = ", ".join(map(self._type_name, args[:5]))
             return
         for number, value in enumerate(args):
             if _is_error(value) and (nested := linked.get(id(value)) or self._record_linked(value, depth)) is not None:

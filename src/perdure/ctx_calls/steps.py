@@ -388,7 +388,7 @@ class Attempts(msgspec.Struct):
             return raised
         task = asyncio.current_task()
         if task is None or task.cancelling() or self._drive.calls.closed is not None:
-            raise raised
+            raise raised if isinstance(raised, asyncio.CancelledError) else asyncio.CancelledError from raised
         if isinstance(raised, BaseExceptionGroup):
             return exception_group(raised, self._step.key)
         return StepFailed(self._step.key, "CancelledError", str(raised) or "raised by the step's function itself")

@@ -53,6 +53,7 @@ from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import (
     CANCEL_KEY,
+    COMPENSATION_PREFIX,
     ChildrenOpen,
     InvalidInput,
     LeaseLost,
@@ -626,8 +627,9 @@ class Drive:
 
     def note_gone(self, failed: Entry, classes: list[str]) -> None:
         """The error of this entry has a stand-in, since these classes are gone."""
-        choice = self.options.on_divergence
-        if choice == "stop" or (choice is None and failed.epoch):  # not what was imported from a snapshot
+        choice, is_handled_by_function = self.options.on_divergence, not failed.key.startswith(COMPENSATION_PREFIX)
+        # Not for what was imported from a snapshot, unless that is wanted.
+        if is_handled_by_function and (choice == "stop" or (choice is None and failed.epoch)):
             self.calls.note_gone(failed.key, classes)
 
     # From here on: how it starts, goes on and ends.

@@ -463,8 +463,13 @@ class Calls:
         )
 
     def find_gone(self, result: Any) -> list[str]:
-        """The classes that are gone of the recorded errors that ended the function."""
-        return [name for key in self.failed_keys(result) or () for name in self._gone.get(key, ())] if self._gone else []
+        """The classes that are gone of the recorded error that ended the function, or of a member of its group."""
+        if not self._gone or not isinstance(result, Err):
+            return []
+        ended_by = _with_members(result.error)
+        return [
+            name for error, key in self._raised if any(error is each for each in ended_by) for name in self._gone.get(key, ())
+        ]
 
     async def wait_to_end(self, result: Any) -> None:
         """Return when the run may end: its function has, and the branches that it left have asked for all that is missing.
@@ -575,6 +580,12 @@ def raised_by(result: Any) -> str | None:
 
 def _refuse_misfit(error: PerdureError) -> NoReturn:
     raise error
+
+
+def _with_members(error: Any) -> list[Any]:
+    """The error, and the members of the group that it is."""
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [error, *(each for member in members for each in _with_members(member))]
 
 
 def _behind(error: Any) -> list[BaseException]:

@@ -113,8 +113,8 @@ class ReplayCheck(Drive):
         super().note_gone(failed, classes)
         names = ", ".join(classes)
         self._warnings.append(
-            f"the error of {name_step(failed.key)} has a class that is not found here, {names}, so `except {names}` does not match; "
-            "define it at module level under this name, in a module that this process imports"
+            f"the error of {name_step(failed.key)} has a class that is not found here, {names}, so `except {names}` does not "
+            "match; define it at module level under this name, in a module that this process imports"
         )
 
     def _went_live(self) -> None:
