@@ -227,6 +227,7 @@ def test_the_traceback_is_the_cause_of_the_innermost_error() -> None:
     innermost = first.__cause__
     assert isinstance(innermost, ValueError)
     assert isinstance(innermost.__cause__, StepTraceback)
+    assert innermost.__suppress_context__ is False
     assert innermost.__cause__ is not second.__cause__
     text = innermost.__cause__.text
     places = [text.index(each) for each in ('int("many")', "direct cause of the following", 'raise KeyError("number")')]
@@ -256,6 +257,18 @@ def test_each_member_of_a_group_has_its_traceback() -> None:
     for each in (again, *again.exceptions):
         assert isinstance(each.__cause__, StepTraceback)
         assert each.__cause__.text.endswith(f"{each!r}".replace("('", ": ").replace("')", "") + "\n") or each is again
+
+
+def test_a_base_exception_group_comes_back_as_a_group_of_exceptions() -> None:
+    group = BaseExceptionGroup("g", [ValueError("a"), KeyboardInterrupt("b"), BaseExceptionGroup("h", [SystemExit(1)])])
+    again = load_error(dump_error(group), "k")
+    assert type(again) is ExceptionGroup
+    value, interrupt, inner = again.exceptions
+    assert repr(value) == "ValueError('a')"
+    assert isinstance(interrupt, StepFailed)
+    assert interrupt.__notes__ == ["this stands for KeyboardInterrupt, which is no `Exception`, so it is not raised again"]
+    assert type(inner) is ExceptionGroup
+    assert not hasattr(again, "__notes__")
 
 
 def test_a_traceback_is_recorded_with_what_came_after_it_and_never_as_an_error() -> None:

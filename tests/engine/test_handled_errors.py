@@ -164,10 +164,14 @@ async def test_only_a_bare_call_raises_the_original() -> None:
     async def body(ctx: Context[Any]) -> None:
         errors.append(await raised(ctx.step(refuse)))
 
+    async def longer(ctx: Context[Any]) -> None:
+        await raised(ctx.step(refuse))
+        errors.append(await raised(ctx.step(refuse, key="new")))
+
     await Workflow("flow", body)()
     collector = ResumeStateCollector()
     await Workflow("flow", body, on_event=collector.handle_event)()
-    await Workflow("flow", body, resume_state=collector.resume_state())()
+    await Workflow("flow", longer, resume_state=collector.resume_state())()
     await Workflow("flow", body).run(id="run", store=stores.memory())
     assert [hasattr(error, "response") for error in errors] == [True, False, False, False]
 
@@ -710,6 +714,17 @@ async def test_results_of_a_snapshot_follow_on_unknown_steps() -> None:
     assert ends.calls == ["a", "b"]
 
 
-def test_httpx_is_what_this_is_about() -> None:
-    """The attribute that people use first."""
-    assert "response" in vars(httpx.HTTPStatusError("no", request=httpx.Request("GET", "/"), response=httpx.Response(402)))
+async def test_the_response_of_httpx_is_not_there_on_the_first_run_either() -> None:
+    async def pay() -> None:
+        httpx.Response(402, request=httpx.Request("GET", "https://bank.example/")).raise_for_status()
+
+    async def body(ctx: Context[Any]) -> Any:
+        error = await raised(ctx.step(pay))
+        assert type(error) is httpx.HTTPStatusError
+        return str(error), hasattr(error, "response"), error.__notes__
+
+    first, second = await twice(body)
+    assert first == second
+    assert first[0].startswith("Client error '402 Payment Required' for url 'https://bank.example/'")
+    assert first[1] is False
+    assert "response (httpx.Response)" in first[2][1]

@@ -155,8 +155,9 @@ class Child(Generic[T_co]):
                 await asyncio.wait([task])
             raise
         is_again, self._is_delivered = self._is_delivered, True
-        if is_again and self._waiter.closed is not None:  # an error for each who awaits it, so that tracebacks do not mix
-            return cast("T_co", load_result(self._drive, self._waiter.key, self._waiter.plan, self._waiter.closed))
+        waiter = self._waiter
+        if is_again and waiter.closed is not None and not waiter.closed.ok:  # another instance, so that tracebacks do not mix
+            load_result(self._drive, waiter.key, waiter.plan, waiter.closed)
         return cast("T_co", task.result())
 
     def cancel(self) -> None:

@@ -77,8 +77,10 @@ class Closing:
         if not failures:
             return result
         failed = CompensationFailed(self._drive.run.id, [f"{key}: {error!r}" for key, error in failures.items()])
-        cause = RunCancelled(self._drive.run.id) if self._drive.calls.is_cancelling else getattr(result, "error", None)
-        failed.__cause__ = cause if isinstance(cause, BaseException) else None
+        if self._drive.calls.is_cancelling:
+            failed.__cause__ = RunCancelled(self._drive.run.id)
+        elif isinstance(result, Err) and isinstance(result.error, BaseException):
+            failed.__cause__ = result.error
         return Err(failed)
 
 

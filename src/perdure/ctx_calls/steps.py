@@ -583,8 +583,9 @@ def exception_group(group: BaseExceptionGroup[Any], key: str) -> ExceptionGroup[
         group.__context__,
         group.__suppress_context__,
     )
-    for note in getattr(group, "__notes__", ()):
-        found.add_note(note)
+    with contextlib.suppress(Exception):  # `__notes__` may be anything in a user's class
+        for note in getattr(group, "__notes__", ()):
+            found.add_note(note)
     return found
 
 

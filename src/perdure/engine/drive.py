@@ -663,7 +663,10 @@ class Drive:
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
             await self._end_function(Err(error))
         else:
-            await self._end_function(value)
+            if self.calls.owed.missing:
+                await self._end_function(value)
+            else:
+                self._function_ended(value)
 
     async def _end_function(self, result: Any) -> None:
         """The workflow's function has ended by itself. While recorded results are missing, its run does not end."""
@@ -738,7 +741,7 @@ class Drive:
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
                 self.recorder.report_written()
-        return self.outcome_again(ending.outcome)
+        return ending.outcome if ending.status == "completed" else self.outcome_again(ending.outcome)
 
     def outcome_again(self, outcome: Outcome[Any]) -> Outcome[Any]:
         """This outcome of the drive for one more caller: errors are rebuilt for each, as for those who come later."""

@@ -227,7 +227,7 @@ def ending_of_body(
     if is_cancelled:
         return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
     try:
-        if not isinstance(result, Err) and (unknown := calls.owed.unknown()):
+        if calls.owed.unasked and not isinstance(result, Err) and (unknown := calls.owed.unknown()):
             try:
                 on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(unknown)))
             except SnapshotMismatch as error:

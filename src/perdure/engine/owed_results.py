@@ -20,7 +20,7 @@ class OwedResults:
     def __init__(self, recorded: JournalIndex, retired: Collection[str], on_none_missing: Callable[[], None]) -> None:
         self._retired = retired
         # Recorded keys that the body has not asked for so far, owed or not.
-        self.unasked = {entry.key for entry in recorded.closes if not self._is_retired(entry)}
+        self.unasked = {entry.key for entry in recorded.closes if entry.key not in retired and entry.name not in retired}
         # Those of them that came with a snapshot or a resume state.
         self._imported = {entry.key for entry in recorded.closes if not entry.epoch or entry.kind == "foreign"}
         # Results that must be asked for before anything new begins.
@@ -28,20 +28,17 @@ class OwedResults:
         # Results that are owed once the step with this key, which something outside the journal cancelled, is cancelled again.
         self._after_cancel = recorded.owed_after
         for segment in (self.missing, *(followed for _, followed in self._after_cancel)):
-            for entry in [each for each in segment.values() if self._is_retired(each)]:
+            for entry in [each for each in segment.values() if each.key in retired or each.name in retired]:
                 del segment[entry.key]
         self._cancelled_again: Counter[str] = Counter()
         self.on_none_missing = on_none_missing
         # Called when the run may end, while the end of its function waits for that.
         self.on_may_end: Callable[[], None] | None = None
 
-    def _is_retired(self, entry: Entry) -> bool:
-        return entry.key in self._retired or entry.name in self._retired
-
     def ask(self, key: str) -> None:
         """The body asks for this key."""
         self.unasked.discard(key)
-        if self.missing.pop(key, None) is not None:
+        if self.missing.pop(key, None) is not None and (not self.missing or self.on_may_end is not None):
             self._look()
 
     def expect(self, keys: Iterable[str]) -> None:
@@ -61,7 +58,8 @@ class OwedResults:
 
     def expect_open(self, opened: Iterable[Entry]) -> None:
         """Unchanged code would ask for what was begun here as well."""
-        self.missing.update((entry.key, entry) for entry in opened if not self._is_retired(entry))
+        retired = self._retired
+        self.missing.update((entry.key, entry) for entry in opened if entry.key not in retired and entry.name not in retired)
 
     def _look(self) -> None:
         if not self.missing:

@@ -455,7 +455,8 @@ def _exc_info(error: object) -> BaseException | None:
     if not isinstance(error, BaseException):
         return None
     # An error that was rebuilt has its traceback as the text of a cause.
-    return error if error.__traceback__ or error.__cause__ or error.__context__ else None
+    shown = (error.__traceback__, error.__cause__, error.__context__)
+    return error if any(each is not None for each in shown) else None
 
 
 def _unforeseen(error: BaseException) -> BaseException | None:
