@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from perdure.errors import StepNotPicklable as StepNotPicklable
     from perdure.errors import StepNotStopped as StepNotStopped
     from perdure.errors import StepTimeout as StepTimeout
+    from perdure.errors import StepTraceback as StepTraceback
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
     from perdure.errors import StoreClosed as StoreClosed
     from perdure.errors import StreamEnded as StreamEnded
@@ -257,6 +258,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepNotPicklable",
         "StepNotStopped",
         "StepTimeout",
+        "StepTraceback",
         "StoreCapabilityError",
         "StoreClosed",
         "StreamEnded",

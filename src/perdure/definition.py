@@ -31,7 +31,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import check_aliases, current, name_caller, split_result
+from perdure.stepspec import check_aliases, current, module_of, name_caller, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 
@@ -84,7 +84,7 @@ class Workflow(Generic[P, T_co]):
         parameters = [self._annotations.get(each, Any) for each in self._signature.parameters]
         self._input_hint: Any = tuple[tuple(parameters)] if parameters else Any  # type: ignore[misc]  # made at run time
         self.definition_hash = definition_hash(fn)
-        self.hints = Hints(*split_result(self._annotations.get("return", Any)))
+        self.hints = Hints(*split_result(self._annotations.get("return", Any)), module_of(fn))
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name}>" if self.version == 1 else f"<Workflow {self.name} version {self.version}>"

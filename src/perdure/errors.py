@@ -11,7 +11,7 @@
     │   ├── CompensationFailed     the run failed or was cancelled, and not everything it had done could be compensated
     │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
     │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
-    │   ├── RunDiverged            the code asks for something new, and recorded results are left
+    │   ├── RunDiverged            the code asks for something new, or ends, and recorded results are left
     │   ├── LeaseLost              another worker holds the run now; nothing was written
     │   ├── LeaseHeld              a live worker drives the run
     │   ├── DuplicateStep          one key used twice in one run
@@ -45,6 +45,7 @@
     │       ├── SnapshotFormatError  a document is no snapshot and no resume state, and where it is not
     │       ├── SnapshotMismatch   recorded state does not belong to this workflow, or to this version of it
     │       └── SnapshotCorrupt    stored data cannot be read back
+    ├── StepTraceback              where a recorded error was raised, as text: the cause of the error that is rebuilt
     ├── PerdureWarning (UserWarning)
     asyncio.CancelledError
     └── Unloaded                   the run left memory; its body must not go on
@@ -299,34 +300,58 @@ class DuplicateStep(PerdureError):
 
 
 class RunDiverged(PerdureError):
-    """The code asks for something new while the run's journal holds results that the code has not asked for.
+    """The code asks for something new, or its function ends, while the journal holds results that the code has not asked for.
 
-    The run was stopped before anything happened; it goes on when the code fits it again. `asked` is the new key, `missing`
-    has the recorded ones.
+    The run was stopped before anything happened. It resumes when the code fits it again. `asked` is the new key, or None if the
+    function has ended. `missing` has the recorded keys. `unfound` names exception classes that were found when an error was
+    recorded and are not found now, so that an `except` clause may not have matched. `raised` is the error that ended the
+    function, in one line.
     """
 
-    def __init__(self, run_id: str, asked: str, missing: Iterable[str]) -> None:
-        super().__init__(run_id, asked, list(missing))
+    def __init__(
+        self, run_id: str, asked: str | None, missing: Iterable[str], unfound: Iterable[str] = (), raised: str | None = None
+    ) -> None:
+        super().__init__(run_id, asked, list(missing), list(unfound), raised)
 
     @property
-    def asked(self) -> str:
-        return str(self.args[1])
+    def asked(self) -> str | None:
+        return None if self.args[1] is None else str(self.args[1])
 
     @property
     def missing(self) -> list[str]:
         return list(self.args[2])
 
+    @property
+    def unfound(self) -> list[str]:
+        return list(self.args[3])
+
+    @property
+    def raised(self) -> str | None:
+        return None if self.args[4] is None else str(self.args[4])
+
     def __str__(self) -> str:
-        run_id, asked, missing = self.args
-        shown = ", ".join(map(name_key, missing[:_MAX_SHOWN_ERRORS])) + (
-            " and others" if len(missing) > _MAX_SHOWN_ERRORS else ""
-        )
+        run_id, asked, missing, unfound, raised = self.args
+        ends = "where its function ends" if raised is None else f"where its function raises {raised}"
+        where = ends if asked is None else f"before {asked!r}, which is new"
+        why = f": {_names(missing)} is recorded and this code does not ask for it" if missing else ""
+        return f"run {run_id!r} was stopped {where}{why}. {self._advice(asked, missing, unfound)}"
+
+    @staticmethod
+    def _advice(asked: str | None, missing: list[str], unfound: list[str]) -> str:
+        regardless = f'on_divergence="run" {"ends it" if asked is None else "goes on"} regardless'
+        if unfound:
+            names = ", ".join(unfound)
+            return (
+                f"The error that a step raised has a class that is not found here, {names}, so `except {names}` does not match; "
+                f"define it at module level under this name, in a module that this process imports. {regardless}"
+            )
         first = missing[0]
+        removed = f"Removed: @workflow(retired={{{first!r}}})."
+        if asked is None:
+            return f"{removed} {regardless}"
         return (
-            f"run {run_id!r} was stopped before {asked!r}, which is new: {shown} is recorded and this code does not ask for it. "
-            f"Renamed: pass aliases=[{first!r}] for the step {asked!r}, or key={first!r} for a wait. Removed: "
-            f"@workflow(retired={{{first!r}}}). Inserted: "
-            f'`if await ctx.patched("..."):` around {asked!r}. on_divergence="run" goes on regardless'
+            f"Renamed: pass aliases=[{first!r}] for the step {asked!r}, or key={first!r} for a wait. {removed} Inserted: "
+            f'`if await ctx.patched("..."):` around {asked!r}. {regardless}'
         )
 
 
@@ -356,6 +381,21 @@ class StepFailed(PerdureError):
         if self.was_returned:
             return f"{name_step(self.args[0])} returned Err({self.args[1]!r})"
         return f"{name_step(self.args[0])} failed: {self.args[1]}: {self.args[2]}"
+
+
+class StepTraceback(Exception):
+    """Show where a recorded error was raised. It is the cause of the innermost error of the chain, and is never raised."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+    @property
+    def text(self) -> str:
+        """The traceback as Python printed it, with those of the error's causes."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return "\n" + self.text
 
 
 class StepChanged(PerdureError):
@@ -721,6 +761,10 @@ class PerdureWarning(UserWarning):
 OnChange: TypeAlias = Literal["warn", "error", "ignore"]
 # What to do when the code asks for something new while recorded results are left: the option `on_divergence`.
 OnDivergence: TypeAlias = Literal["stop", "run"]
+
+
+def _names(keys: list[str]) -> str:
+    return ", ".join(map(name_key, keys[:_MAX_SHOWN_ERRORS])) + (" and others" if len(keys) > _MAX_SHOWN_ERRORS else "")
 
 
 def name_key(key: str) -> str:

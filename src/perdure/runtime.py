@@ -115,10 +115,11 @@ class Runtime:
     - `on_event`: a listener for the events of the runs that are driven here.
     - `strict`: whether a value that can be stored only in part is refused. By default it is, if there is a store.
     - `on_changed_arguments`: what happens when a recorded step is called with other arguments: `warn`, `error` or `ignore`.
-    - `on_unknown_steps`: what happens when a finished body never asked for a recorded step: `warn`, `error` or `ignore`.
+    - `on_unknown_steps`: what happens when a function has ended and never asked for a step of the snapshot or resume state with
+      which the run began: `warn`, `error` or `ignore`.
     - `on_definition_change`: what happens when a run goes on in other code: `warn`, `error` or `ignore`.
-    - `on_divergence`: what happens when the code asks for something new while recorded results are unused: `stop`, or `run` it
-      all the same. By default `stop`, but `run` where these results come from a snapshot or resume state.
+    - `on_divergence`: what happens when the code asks for something new, or ends, while recorded results are unused: `stop`, or
+      `run` it all the same. By default `stop`, but `run` where these results come from a snapshot or resume state.
     - `executors`: executors by name, for steps with `executor="name"`.
     - `concurrency`: how many runs are driven at a time in this process, and how many threads plain steps have. 0 is a client.
     - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.

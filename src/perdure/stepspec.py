@@ -124,6 +124,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     executor: str | Executor | None = None
     # Called with the step's result, or None if that is not known, when the run fails or is cancelled after the step.
     compensate: Callable[[Any], Any] | None = None
+    # The module of the function, where classes of its errors may be found.
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class StepSpec:
     returns: Any
     fails_with: Any
     options: dict[str, Any]
+    module: str = ""
     plan: StepPlan = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +171,7 @@ class StepSpec:
             aliases=tuple(options.get("aliases", ())),
             executor=options.get("executor"),
             compensate=options.get("compensate"),
+            module=self.module,
         )
 
 
@@ -220,7 +224,14 @@ def _inspect(fn: Any) -> StepSpec:
         returns=value,
         fails_with=error,
         options=dict(getattr(fn, _ATTRIBUTE, {})),
+        module=module_of(fn),
     )
+
+
+def module_of(fn: Any) -> str:
+    """Return the name of the module in which a function is defined, or an empty text."""
+    module = getattr(fn, "__module__", None)
+    return module if isinstance(module, str) else ""
 
 
 def is_mock(fn: Any) -> bool:

@@ -119,4 +119,4 @@ def test_a_worker_drives_runs_until_a_signal_and_logs_json(perdure: Command, dir
     lines = [json.loads(line) for line in out.splitlines()]
     (failed,) = [line for line in lines if line["level"] == "WARNING"]
     assert (failed["logger"], "bad" in failed["message"]) == ("perdure", True)
-    assert failed["traceback"].startswith("Traceback")
+    assert failed["traceback"].startswith("perdure.errors.StepTraceback: \nTraceback (most recent call last):\n")

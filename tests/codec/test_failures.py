@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+import traceback
 import tracemalloc
 import types
 from dataclasses import dataclass
@@ -18,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import errors
-from perdure.codec import dump_error, is_rebuildable, load_error
-from perdure.errors import PerdureError, RunConflict, StepFailed, StepTimeout
-from tests.codec.models import Item
+from perdure.codec import dump_error, load_error
+from perdure.errors import PerdureError, RunConflict, StepFailed, StepTimeout, StepTraceback
 
 
 class Plain(Exception):
@@ -126,7 +126,6 @@ def test_an_exception_comes_back_as_its_own_class_with_arguments_and_text(error:
     assert type(again) is type(error)
     assert again.args == error.args
     assert str(again) == str(error)
-    assert is_rebuildable(error)
 
 
 def test_what_builtin_exceptions_hold_beside_their_arguments_is_kept() -> None:
@@ -139,7 +138,9 @@ def test_what_builtin_exceptions_hold_beside_their_arguments_is_kept() -> None:
 
 def test_attributes_are_kept_as_far_as_they_are_plain_values() -> None:
     again = _again(Rich(7, detail="d"))
+    (note,) = vars(again).pop("__notes__")
     assert vars(again) == {"code": 7, "detail": "d"}
+    assert note.startswith("not recorded, so not here: lock (object); in the step's function take from it what you need")
     slotted = _again(Slotted("because"))
     assert isinstance(slotted, Slotted)
     assert slotted.why == "because"
@@ -177,21 +178,19 @@ def test_a_local_class_comes_back_as_step_failed_with_type_and_message() -> None
     assert type(again) is StepFailed
     assert again.key == "key"
     assert str(again).endswith("Local: x")
-    assert not is_rebuildable(Local("x"))
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit(), BaseExceptionGroup("g", [KeyboardInterrupt()])]
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
 def test_what_is_no_exception_comes_back_as_step_failed(error: BaseException) -> None:
     assert type(_again(error)) is StepFailed
-    assert not is_rebuildable(error)
 
 
 def test_arguments_that_are_objects_leave_the_message() -> None:
-    again = _again(Plain("look", Item("a")))
+    error = Plain("look", object())
+    again = _again(error)
     assert type(again) is Plain
-    assert again.args == (str(Plain("look", Item("a"))),)
+    assert again.args == (str(error),)
+    assert again.__notes__[0].startswith("not recorded, so not here: args (str, object); ")
 
 
 def test_notes_and_causes_are_restored() -> None:
@@ -227,8 +226,9 @@ def test_raise_from_none_stays_without_context() -> None:
             raise Plain("x") from None
     except Plain as error:
         again = _again(error)
-    assert again.__cause__ is None
+    assert isinstance(again.__cause__, StepTraceback)
     assert again.__suppress_context__
+    assert "KeyError" not in "".join(traceback.format_exception(again))
 
 
 def test_a_chain_that_leads_back_to_itself_ends() -> None:
@@ -418,7 +418,6 @@ def test_an_exception_that_forbids_assignment_comes_back_with_its_cause_and_note
     again = _again(error)
     assert again == error
     assert (type(again.__cause__), again.__notes__, again.__suppress_context__) == (Plain, ["a note"], True)
-    assert is_rebuildable(error)
 
 
 def test_what_a_class_puts_in_place_of_what_python_keeps_is_not_asked() -> None:
@@ -472,7 +471,9 @@ def test_a_huge_attribute_is_left_out_before_it_is_written() -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
-    assert vars(load_error(data, "k")) == {"code": 7}
+    again = load_error(data, "k")
+    assert vars(again) == {"code": 7, "__notes__": again.__notes__}
+    assert again.__notes__[0].startswith("not recorded, so not here: blob (bytes), shared (list), many (list); ")
 
 
 def test_an_attribute_whose_name_is_no_text_is_left_out_and_not_renamed() -> None:
@@ -533,7 +534,6 @@ class Dubious(Exception):
 @pytest.mark.parametrize("error", [Empty("x"), Dubious("x")], ids=lambda error: type(error).__name__)
 def test_an_exception_that_is_not_true_comes_back_as_itself(error: Exception) -> None:
     assert type(_again(error)) is type(error)
-    assert is_rebuildable(error)
 
 
 def test_a_slot_that_holds_none_is_not_empty_when_it_comes_back() -> None:

@@ -307,7 +307,7 @@ async def test_a_compensation_that_fails_is_reported_with_the_error_and_the_othe
         assert isinstance(outcome.error, CompensationFailed)
         assert "book hotel" in str(outcome.error)
         assert "the hotel does not answer" in str(outcome.error)
-        assert isinstance(outcome.error.__cause__, ValueError if by == "failure" else asyncio.CancelledError)
+        assert isinstance(outcome.error.__cause__, ValueError if by == "failure" else RunCancelled)
         run = await here.runtime.get("run")
         assert run is not None
         assert await run.status() == "failed"

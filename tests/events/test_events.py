@@ -97,7 +97,7 @@ async def test_a_step_that_raises(store: FullStore) -> None:
     assert isinstance(outcome, Err)
     assert heard.said == [*BEGUN, "step_start a", "persist", "step_error a", "step_complete a", "run_error"]
     assert repr(heard.one(events.StepErrorEvent).error) == "ValueError('not today')"
-    assert heard.one(events.RunErrorEvent).error is outcome.error
+    assert repr(heard.one(events.RunErrorEvent).error) == repr(outcome.error)
     result = heard.one(events.StepCompleteEvent).result
     assert (result.ok, result.error, result.cause["message"]) == (False, "UNEXPECTED_ERROR", "not today")
 
@@ -352,18 +352,18 @@ async def second_version(ctx: Context[Any]) -> None:
     await ctx.sleep("nap", "1h")
 
 
-async def test_changed_code_and_arguments_and_a_step_that_is_gone_are_warnings_and_events(store: FullStore) -> None:
+async def test_changed_code_and_arguments_are_warnings_and_events(store: FullStore) -> None:
     heard = Heard()
     async with world(Workflow("flow", first_version), store=store) as here:
         assert isinstance(await here.runtime.run("flow", id="run"), Suspended)
     async with world(Workflow("flow", second_version), store=store, on_event=heard) as here:
         with pytest.warns(PerdureWarning) as warned:
-            assert await here.later("1h") == {"run": Ok(None)}
+            assert isinstance((await here.later("1h"))["run"], Err)
     told = [text for text in heard.said if text != "persist"]  # when the end of the sleep was recorded is the store's affair
-    assert told == [*BEGUN, "warning", *skipped("kept"), "warning", "warning", "run_complete"]
+    assert told == [*BEGUN, "warning", *skipped("kept"), "warning", "lease released", "run_suspended"]
     messages = [event.message for event in heard.events if isinstance(event, events.WarningEvent)]
     assert messages == [str(warning.message) for warning in warned]
-    assert ["has changed" in messages[0], "'kept'" in messages[1], "'old'" in messages[2]] == [True, True, True]
+    assert ["has changed" in messages[0], "'kept'" in messages[1]] == [True, True]
 
 
 @pytest.mark.parametrize("choice", ["ignore", "error"])
@@ -372,7 +372,7 @@ async def test_changes_that_are_ignored_or_errors_are_no_warnings(store: FullSto
     options: Any = dict.fromkeys(("on_definition_change", "on_unknown_steps", "on_changed_arguments"), choice)
     async with world(Workflow("flow", first_version), store=store) as here:
         await here.runtime.run("flow", id="run")
-    async with world(Workflow("flow", second_version, **options), store=store, on_event=heard) as here:
+    async with world(Workflow("flow", second_version, retired={"old"}, **options), store=store, on_event=heard) as here:
         await here.later("1h")
     assert "warning" not in heard.said
     assert heard.said[-1] == ("run_complete" if choice == "ignore" else "run_suspended")

@@ -226,15 +226,15 @@ async def test_a_removed_step_before_a_wait_warns_that_it_may_stop_later(stored:
     assert (await check_one(stored, flow, on_definition_change="ignore", retired={"a"})).verdict == "fits"
 
 
-async def test_a_body_that_ends_warns_of_steps_it_does_not_know(stored: Store, effects: Effects) -> None:
+async def test_a_body_that_ends_early_stops(stored: Store, effects: Effects) -> None:
     async def flow(ctx: Context) -> str:
         return await effects.step(ctx, "a")
 
-    found = await check_one(stored, flow, on_definition_change="ignore")
-    assert found.verdict == "warns"
-    assert "it ended without asking for what is recorded under 'b'" in found.warnings[0]
-    assert (await check_one(stored, flow, on_definition_change="ignore", on_unknown_steps="error")).verdict == "stops"
-    assert (await check_one(stored, flow, on_definition_change="ignore", on_unknown_steps="ignore")).verdict == "fits"
+    found = await check_one(stored, flow, on_definition_change="ignore", on_unknown_steps="ignore")
+    assert (found.verdict, found.at) == ("stops", None)
+    assert "was stopped where its function ends: 'b' is recorded and this code does not ask for it" in str(found.problem)
+    assert (await check_one(stored, flow, on_definition_change="ignore", retired={"b"})).verdict == "fits"
+    assert (await check_one(stored, flow, on_definition_change="ignore", on_divergence="run")).verdict == "fits"
 
 
 async def test_a_body_that_raises_by_itself_would_fail_the_run(stored: Store, effects: Effects) -> None:
@@ -243,6 +243,9 @@ async def test_a_body_that_raises_by_itself_would_fail_the_run(stored: Store, ef
         return str(value.cents)
 
     found = await check_one(stored, flow)
+    assert found.verdict == "stops"
+    assert "where its function raises AttributeError: 'str' object has no attribute 'cents' (test_check.py:" in str(found.problem)
+    found = await check_one(stored, flow, retired={"b"})
     assert found.verdict == "stops"
     said = "the body raises an error of its own, and the run would fail: AttributeError: 'str' object has no attribute 'cents'"
     assert found.problem == said

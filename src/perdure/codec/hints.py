@@ -68,13 +68,13 @@ def class_for(hint: Any) -> Callable[[str], type | None]:
     def find(name: str) -> type | None:
         if (cls := classes.get(name, _registered_classes().classes.get(name))) is not None:
             return cls
-        return _find_moved(classes, name)
+        return _find_moved(classes, name) or _find_moved(_registered_classes().classes, name)
 
     return find
 
 
 def _find_moved(classes: Mapping[str, type], name: str) -> type | None:
-    """The only allowed class with this name in another module: `__main__` was imported since, or the class was moved."""
+    """The only one of these classes with this name in another module: `__main__` was imported since, or the class was moved."""
     same = [cls for cls in classes.values() if cls.__qualname__ == name.rpartition(":")[2]]
     return same[0] if len(same) == 1 else None
 

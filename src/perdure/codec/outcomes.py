@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, Loss, dump_error, is_rebuildable, load_error, register
+from perdure.codec import Codec, Loss, dump_error, load_error, register
 from perdure.codec.failures import one_line
+from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable, name_step
 from perdure.model.records import EndStatus, RunInfo, RunRow, Status
 from perdure.result import Err, Ok, Outcome
@@ -49,10 +51,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hints(NamedTuple):
-    """The annotations of what a function returns: of its value, and of the error inside an `Err`."""
+    """The annotations of what a function returns, of its value and of the error inside an `Err`, and the function's module."""
 
     value: Any = Any
     error: Any = Any
+    module: str = ""
 
 
 class Ending(NamedTuple):
@@ -97,13 +100,23 @@ def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> byt
     return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception, is_cause))
 
 
-def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exception:
-    """What a recorded failure raises. Raises ValueError when it cannot be read."""
+def load_failure(
+    codec: Codec,
+    payload: bytes,
+    key: str,
+    hint: Any = Any,
+    modules: Sequence[str] = (),
+    report: RebuildReport | None = None,
+) -> Exception:
+    """Return a new instance of what a recorded failure raises. Raises ValueError when it cannot be read.
+
+    The classes of exceptions are looked for in their own module and then in `modules`.
+    """
     failure = msgspec.json.decode(payload, type=Failure)
-    if failure.origin == "throw":
-        return load_error(bytes(failure.error), key)
     data = bytes(failure.error)
-    return StepFailed(key, load_error(data, key) if failure.is_exception else codec.load(data, hint))
+    if failure.origin == "throw":
+        return load_error(data, key, modules, report)
+    return StepFailed(key, load_error(data, key, modules, report) if failure.is_exception else codec.load(data, hint))
 
 
 def note_step(error: BaseException, key: str, run_id: str) -> None:
@@ -114,15 +127,6 @@ def note_step(error: BaseException, key: str, run_id: str) -> None:
         # One object that is raised again and again would collect a note each time.
         if note not in notes and len(notes) < _MAX_NOTES:
             BaseException.add_note(error, note)
-
-
-def error_on_replay(error: Exception, key: str) -> Exception:
-    """What the first run raises for `error`: itself if a replay would raise the same class, else what a replay would raise."""
-    if is_rebuildable(error):
-        return error
-    replayed = load_error(dump_error(error), key)
-    replayed.__cause__ = error
-    return replayed
 
 
 def failed_keys_of(payload: bytes) -> set[str] | None:
@@ -191,11 +195,14 @@ def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | E
             return Ok(codec.load(payload, hints.value))
         if run.status == "cancelled":
             return Err(RunCancelled(run.id, msgspec.json.decode(payload, type=list[str] | None) or ()))
-        error = load_failure(codec, payload, BODY, hints.error)
-        step = _only(msgspec.json.decode(payload, type=Failure).keys)
+        error = load_failure(codec, payload, BODY, hints.error, (hints.module,))
+        failure = msgspec.json.decode(payload, type=Failure)
+        stored = bytes(failure.cause)
+        cause = load_error(stored, BODY, (hints.module,)) if failure.has_exception_cause else codec.load(stored)
     except (ValueError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
-    return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error, step=step)
+    returned = error.error if isinstance(error, StepFailed) and failure.origin == "result" else error
+    return Err(returned, cause, step=_only(failure.keys))
 
 
 def run_info(row: RunRow) -> RunInfo:

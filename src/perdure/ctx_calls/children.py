@@ -113,9 +113,8 @@ def child_call(
         known = ", ".join(sorted(StoredOptions.__annotations__))
         raise TypeError(f"a child does not take {', '.join(sorted(unknown))}; its options are compensate, key, {known}")
     definition: ChildWorkflow = workflow
-    plan = msgspec.structs.replace(
-        _PLAN, returns=definition.hints.value, fails_with=definition.hints.error, compensate=compensate
-    )
+    hints = definition.hints
+    plan = msgspec.structs.replace(_PLAN, returns=hints.value, fails_with=hints.error, module=hints.module, compensate=compensate)
     return ChildCall(key, definition.name, plan, definition, args, kwargs, options, detached)
 
 
@@ -130,7 +129,8 @@ class Child(Generic[T_co]):
 
     def __init__(self, drive: Drive, child: ChildCall) -> None:
         drive.calls.check()
-        waiter = _Waiter(drive, child)
+        self._waiter = waiter = _Waiter(drive, child)
+        self._is_delivered = False
         self._drive = drive
         self._started = waiter.started
         self._started.task = asyncio.get_running_loop().create_task(waiter.wait_in_task(), name=f"perdure-child:{self.id}")
@@ -161,6 +161,10 @@ class Child(Generic[T_co]):
             if self._drive.calls.closed is None:
                 await asyncio.wait([task])
             raise
+        is_again, self._is_delivered = self._is_delivered, True
+        waiter = self._waiter
+        if is_again and waiter.closed is not None and not waiter.closed.ok:  # another instance, so that tracebacks do not mix
+            load_result(self._drive, waiter.key, waiter.plan, waiter.closed)
         return cast("T_co", task.result())
 
     def cancel(self) -> None:
@@ -235,6 +239,9 @@ class _Waiter:
         # An earlier attempt asked the child to stop before it recorded that the call was cancelled.
         self._is_cancel_sent = call.was_cancelled
         self._consume: int | None = None
+        self.key, self.plan = child.key, child.plan
+        # The entry with its outcome.
+        self.closed: Entry | None = None
         call.unwind = self._give_up
         drive.children.started.append(self.started)
 
@@ -273,6 +280,7 @@ class _Waiter:
                     if entry is None:
                         return await self._wait_live()
             self.started.is_over = True
+            self.closed = entry
         finally:
             self.started.note_created()
         if drive.publisher.subscribers:
@@ -308,6 +316,7 @@ class _Waiter:
         self.started.is_over = True
         if not drive.results.reaches_body_at_once(entry):
             entry = await drive.calls.wait_for_delivery(self._call, entry)
+        self.closed = entry
         error: Exception | None = None
         value: Any = None
         try:

@@ -25,7 +25,7 @@ from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_o
 from perdure.ctx_calls.steps import StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
-from perdure.errors import CompensationFailed, NotUndone, PersistenceError
+from perdure.errors import CompensationFailed, NotUndone, PersistenceError, RunCancelled
 from perdure.model.journal import Entry
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
@@ -89,7 +89,10 @@ class Closing:
         if not failures:
             return result
         failed = CompensationFailed(self._drive.run.id, [f"{key}: {error!r}" for key, error in failures.items()])
-        failed.__cause__ = result.error if isinstance(result, Err) and isinstance(result.error, BaseException) else None
+        if self._drive.calls.is_cancelling:
+            failed.__cause__ = RunCancelled(self._drive.run.id)
+        elif isinstance(result, Err) and isinstance(result.error, BaseException):
+            failed.__cause__ = result.error
         return Err(failed)
 
     def _effects(self) -> list[Effect]:

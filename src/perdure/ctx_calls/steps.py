@@ -24,8 +24,10 @@ from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.failures import line_of
-from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
+from perdure.codec.outcomes import note_step, store_err, store_exception, store_value
+from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
+from perdure.ctx_calls.error_reports import tell_of_losses
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
@@ -140,11 +142,22 @@ def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> Any:
     try:
         if entry.ok:
             return load_value(drive.codec, entry, plan.returns)
-        error = load_error_of(drive.codec, entry, key, plan.fails_with)
+        error = rebuild_error(drive, key, plan, entry)
     except (ValueError, msgspec.MsgspecError) as reason:
         drive.corrupt(f"the record of {name_step(key)}", reason)
     drive.calls.raised(key, error)
     raise error
+
+
+def rebuild_error(drive: Drive, key: str, plan: StepPlan, failed: Entry) -> Exception:
+    """Return a new instance of the error that this entry records. Raises ValueError."""
+    report = RebuildReport()
+    error = load_error_of(drive.codec, failed, key, plan.fails_with, (plan.module, drive.module), report)
+    if not drive.results.stays_in_replay:  # a check tells in its own way
+        tell_of_losses(drive.run, key, report)
+    if report.gone:
+        drive.note_gone(failed, report.gone)
+    return error
 
 
 def changed_arguments(drive: Drive, key: str, by: str = "") -> StepChanged:
@@ -181,8 +194,8 @@ class Attempts(msgspec.Struct):
             if delivered is not entry:  # the store cannot hold the result, or its transaction was rolled back
                 if delivered.phase == "open":
                     return await self._run_again(delivered)
-                entry, failure = delivered, load_failure(drive.codec, delivered.payload, step.key, step.plan.fails_with)
-                result = AttemptResult(False, entry.payload, error=failure)
+                entry = delivered
+                result = AttemptResult(False, entry.payload, error=self._rebuild(entry.payload))
         if drive.cached_keys.uses:
             drive.cached_keys.note_result(entry)
         if drive.publisher.subscribers:
@@ -255,7 +268,7 @@ class Attempts(msgspec.Struct):
         codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
         try:
             if not cached.ok:
-                return AttemptResult(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                return AttemptResult(False, payload, error=self._rebuild(payload))
             if self._drive.is_strict and (losses := tree_of(payload)[1]):
                 return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
             return AttemptResult(True, payload, value=codec.load(payload, step.plan.returns))
@@ -305,7 +318,7 @@ class Attempts(msgspec.Struct):
                         drive.look_whether_drained()
             except (KeyboardInterrupt, SystemExit) as interrupt:
                 drive.stop_at_exit(interrupt, name_step(step.key))
-            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
+            except (Exception, asyncio.CancelledError, BaseExceptionGroup) as raised:  # noqa: BLE001 - a step may raise anything
                 result = await self._after(raised)
             else:
                 result = self._succeeded(value)
@@ -322,7 +335,7 @@ class Attempts(msgspec.Struct):
             self._drive.misfit(ExecutorNotFound(self._step.key, executor, known))
         return known[executor]
 
-    async def _after(self, raised: Exception | asyncio.CancelledError) -> AttemptResult | None:
+    async def _after(self, raised: BaseException) -> AttemptResult | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
         if isinstance(raised, ThreadsClosed):  # that says nothing about the step
             self._drive.stop()
@@ -376,13 +389,15 @@ class Attempts(msgspec.Struct):
         )
         log.debug("attempt %d of %s of run %r:", attempt, name_step(key), run.id, exc_info=error, extra=fields)
 
-    def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
+    def _as_exception(self, raised: BaseException) -> Exception:
         """What the function raised. A CancelledError that was not requested is the function's own failure; others go on."""
         if isinstance(raised, Exception):
             return raised
         task = asyncio.current_task()
         if task is None or task.cancelling() or self._drive.calls.closed is not None:
-            raise raised
+            raise raised if isinstance(raised, asyncio.CancelledError) else asyncio.CancelledError from raised
+        if isinstance(raised, BaseExceptionGroup):
+            return exception_group(raised, self._step.key)
         return StepFailed(self._step.key, "CancelledError", str(raised) or "raised by the step's function itself")
 
     def _outcome_unknown(self, opened: Entry) -> AttemptResult:
@@ -400,7 +415,7 @@ class Attempts(msgspec.Struct):
             if isinstance(value, _OUTCOMES):
                 if isinstance(value, Err):
                     payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
-                    return AttemptResult(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                    return AttemptResult(False, payload, error=self._rebuild(payload))
                 value = value.value
             payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
@@ -411,7 +426,15 @@ class Attempts(msgspec.Struct):
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> AttemptResult:
         note_step(error, self._step.key, self._drive.run.id)
-        return AttemptResult(False, store_exception(error), error=error_on_replay(error, self._step.key), is_final=is_final)
+        payload = store_exception(error)
+        raised = self._rebuild(payload) if self._drive.rebuilds_errors else error
+        return AttemptResult(False, payload, error=raised, is_final=is_final)
+
+    def _rebuild(self, payload: bytes) -> Exception:
+        """The error as a replay raises it."""
+        return rebuild_error(
+            self._drive, self._step.key, self._step.plan, Entry(seq=0, key=self._step.key, ok=False, payload=payload)
+        )
 
     def _open(self, payload: bytes) -> Entry:
         now = self._drive.clock.now()
@@ -558,6 +581,28 @@ class Attempts(msgspec.Struct):
         call = SubmittedCall(self._executor, ExecutorCall(info, fn, args, context, on_call))
         call.submit(self._drive.settings.threads, None if type(self._executor) is ThreadPoolExecutor else on_call)
         return call
+
+
+def exception_group(group: BaseExceptionGroup[Any], key: str) -> ExceptionGroup[Exception]:
+    """Return the group with its `Exception` members, and with `StepFailed` in place of others."""
+    members: list[Exception] = []
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup) and not isinstance(member, Exception):
+            members.append(exception_group(member, key))
+        elif isinstance(member, Exception):
+            members.append(member)
+        else:
+            members.append(StepFailed(key, type(member).__qualname__, str(member)))
+    found = ExceptionGroup(group.message, members).with_traceback(group.__traceback__)
+    found.__cause__, found.__context__, found.__suppress_context__ = (
+        group.__cause__,
+        group.__context__,
+        group.__suppress_context__,
+    )
+    with contextlib.suppress(Exception):  # `__notes__` may be anything in a user's class
+        for note in getattr(group, "__notes__", ()):
+            found.add_note(note)
+    return found
 
 
 class _LimitFromCall(msgspec.Struct, frozen=True):

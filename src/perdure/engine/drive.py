@@ -44,7 +44,7 @@ from perdure.engine.endings import (
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
-from perdure.engine.keyed_calls import Calls, CtxCall
+from perdure.engine.keyed_calls import Calls, CtxCall, raised_by
 from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
@@ -54,6 +54,7 @@ from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import (
     CANCEL_KEY,
+    COMPENSATION_PREFIX,
     ChildrenOpen,
     InvalidInput,
     LeaseLost,
@@ -63,6 +64,7 @@ from perdure.errors import (
     PerdureWarning,
     PersistenceError,
     RunCancelled,
+    RunDiverged,
     SnapshotCorrupt,
     ValueNotStorable,
 )
@@ -160,6 +162,7 @@ class Drive:
         "options",
         "problem",
         "publisher",
+        "rebuilds_errors",
         "recorder",
         "reference",
         "results",
@@ -197,6 +200,8 @@ class Drive:
         # Whether the arguments of a step are compared with those that are recorded, now or when the run is resumed.
         is_resumable = store is not None or options.on_event is not None or options.cache is not None
         self.compares_arguments = is_resumable and options.on_changed_arguments != "ignore"
+        # Whether what is recorded and then raised is raised as a replay raises it. Otherwise nothing is ever replayed.
+        self.rebuilds_errors = is_resumable or bool(claim.journal)
         self._body = body
         self._hints = hints
         self._lease = claim.lease
@@ -379,6 +384,11 @@ class Drive:
             is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
             self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
         self._progress.set(payload)
+
+    @property
+    def module(self) -> str:
+        """The name of the module of the workflow's function."""
+        return self._hints.module
 
     @property
     def epoch(self) -> int:
@@ -646,6 +656,13 @@ class Drive:
             raise NotUndone(self.run.id, unreached)
         raise StartingOver(new)
 
+    def note_gone(self, failed: Entry, classes: list[str]) -> None:
+        """The error of this entry has a stand-in, since these classes are gone."""
+        choice, is_handled_by_function = self.options.on_divergence, not failed.key.startswith(COMPENSATION_PREFIX)
+        # Not for what was imported from a snapshot, unless that is wanted.
+        if is_handled_by_function and (choice == "stop" or (choice is None and failed.epoch)):
+            self.calls.note_gone(failed.key, classes)
+
     # From here on: how it starts, goes on and ends.
 
     def _start_body(self) -> None:
@@ -675,9 +692,21 @@ class Drive:
             self._attend()
             raise
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
-            self._function_ended(Err(error))
+            await self._end_function(Err(error))
         else:
-            self._function_ended(value)
+            if self.calls.owed.missing:
+                await self._end_function(value)
+            else:
+                self._function_ended(value)
+
+    async def _end_function(self, result: Any) -> None:
+        """The workflow's function has ended by itself. While recorded results are missing, its run does not end."""
+        if self.calls.closed is None and self._closing_task is None and not self.calls.is_cancelling:
+            if gone := self.calls.find_gone(result):
+                self._stop_misfit(RunDiverged(self.run.id, None, (), gone, raised_by(result)))
+            else:
+                await self.calls.wait_to_end(result)
+        self._function_ended(result)
 
     def _function_ended(self, result: Any) -> None:
         """The workflow's function has ended, or has no more time. What is left to do is done before the body has ended."""
@@ -750,7 +779,11 @@ class Drive:
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
                 self.recorder.report_written()
-        return ending.outcome
+        return ending.outcome if ending.status == "completed" else self.outcome_again(ending.outcome)
+
+    def outcome_again(self, outcome: Outcome[Any]) -> Outcome[Any]:
+        """This outcome of the drive for one more caller: errors are rebuilt for each, as for those who come later."""
+        return outcome_of(self.codec, self.run, self._hints) if self.rebuilds_errors and isinstance(outcome, Err) else outcome
 
     async def _continue_as(self, new: NewInput) -> Outcome[Any]:
         """Let the run start over, due at once: another drive goes on with it."""
@@ -1003,7 +1036,7 @@ class Drive:
             start_own_task(self._read_request())
             return
         self._is_cancel_recorded = True
-        self.calls.owed.expect_nothing()  # code that has changed may be cancelled all the same
+        self.calls.stop_judging()
         now = self.clock.now()
         payload = msgspec.json.encode(CancelPoint(self._deadline if self._is_late else None, self.undoes))
         request = self._cancel_request

@@ -219,8 +219,8 @@ def ending_of_body(
     """How the run ends whose body returned `result`, or `Err(exception)` if it raised, or starts over.
 
     `passed_deadline` is set if that is why the body was cancelled. `left` has the keys of what a cancelled run does not undo,
-    because its caller asked for that. `on_unknown_steps` gets the error that recorded steps were never asked for, and raises it
-    where that has to fail the run.
+    because its caller asked for that. `on_unknown_steps` gets the error that steps of a snapshot or resume state were never asked
+    for, and raises it where that has to fail the run.
     """
     is_cancelled = calls.is_cancelling and not (isinstance(result, Err) and isinstance(result.error, CompensationFailed))
     if is_cancelled and passed_deadline is not None:
@@ -229,9 +229,9 @@ def ending_of_body(
     if is_cancelled:
         return ending_of_cancelled_run(run, left)
     try:
-        if calls.owed.unasked and not isinstance(result, Err):
+        if calls.owed.unasked and not isinstance(result, Err) and (unknown := calls.owed.unknown()):
             try:
-                on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(calls)))
+                on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(unknown)))
             except SnapshotMismatch as error:
                 result = Err(error)
         if isinstance(result, StartOver):
@@ -242,9 +242,8 @@ def ending_of_body(
         return run_ending(codec, Err(error), hints)
 
 
-def _unknown_steps(calls: Calls) -> str:
-    unknown = sorted(calls.owed.unasked)
-    shown = ", ".join(map(name_key, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+def _unknown_steps(unknown: set[str]) -> str:
+    shown = ", ".join(map(name_key, sorted(unknown)[:5])) + (" and others" if len(unknown) > 5 else "")
     return f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
 
 

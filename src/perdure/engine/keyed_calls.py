@@ -12,6 +12,7 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from threading import get_ident
 from types import TracebackType
@@ -19,17 +20,20 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from perdure.codec.failures import line_of
 from perdure.engine.body_tasks import BodyTask, BodyTasks, nothing
 from perdure.engine.owed_results import OwedResults
 from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
-from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
+from perdure.errors import COMPENSATION_PREFIX, DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind, name_kind
 from perdure.result import Err
 from perdure.stepspec import StepInfo, current
 
 # What a call of ctx.patched gets when the journal goes on after it.
 _JOURNAL_GOES_ON: Final = object()
+# The key of the call in which the end of the function waits.
+_END_KEY: Final = "\0end"
 # A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
 MOST_REFUSALS: Final = 100
 
@@ -188,6 +192,12 @@ class Calls:
         # Calls of ctx.patched that wait until it is known whether the journal goes on after them.
         self._patch_waiters: list[CtxCall] = []
         self.patches: dict[str, bool] = {}
+        # Classes of errors that were found when the error was recorded, and are not found now, by the key of the step.
+        self._gone: dict[str, list[str]] = {}
+        # While the function has ended and results are missing.
+        self._end: CtxCall | None = None
+        # The error that ended it, in one line.
+        self._raised_at_end: str | None = None
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
@@ -225,7 +235,7 @@ class Calls:
                 raise changed
             self._on_misfit(changed)
         self._used.add(key)
-        if self.owed.unasked:
+        if self.owed.unasked or self.owed.missing:
             self.owed.ask(key)
         return branch
 
@@ -444,15 +454,60 @@ class Calls:
                 return True
         return False
 
+    def note_gone(self, key: str, classes: list[str]) -> None:
+        """The error of this step has a stand-in, since its class is gone: an `except` clause that matched may not match now.
+
+        So what was begun after it, such as a wait, is owed too.
+        """
+        self._gone[key] = classes
+        known = self._used | self._freed | self._closed_keys | self._cancelled.keys()
+        self.owed.expect_open(
+            entries[-1]
+            for key, entries in self.opened.items()
+            if entries and key not in known and not key.startswith(COMPENSATION_PREFIX)
+        )
+
+    def find_gone(self, result: Any) -> list[str]:
+        """The classes that are gone of the recorded error that ended the function, or of a member of its group."""
+        if not self._gone or not isinstance(result, Err):
+            return []
+        ended_by = _with_members(result.error)
+        return [
+            name for error, key in self._raised if any(error is each for each in ended_by) for name in self._gone.get(key, ())
+        ]
+
+    async def wait_to_end(self, result: Any) -> None:
+        """Return when the run may end: its function has, and the branches that it left have asked for all that is missing.
+
+        If they do not, `find_divergence` finds that when the body is at rest.
+        """
+        if not self.owed.missing_at_end():
+            return
+        self._raised_at_end = raised_by(result)
+        self._end = call = CtxCall(_END_KEY, "run", self._branches.running, self, was_cancelled=True)
+        self.owed.on_may_end = lambda: call.resume() if call.is_waiting else None
+        with contextlib.suppress(asyncio.CancelledError), call:
+            self._results.note_call()
+            await self.parked(call, call.park())
+        self._end = self.owed.on_may_end = None
+
+    def stop_judging(self) -> None:
+        """The body is cancelled next. Code that has changed may be cancelled all the same, at its end too."""
+        self.owed.on_may_end = None
+        self.owed.expect_nothing()
+
     def find_divergence(self) -> RunDiverged | None:
-        """The error of a body at rest that wants something new while recorded results are missing."""
+        """The error of a body at rest that wants something new, or has ended, while recorded results are missing."""
         if not self.owed.missing:
             return None
+        gone = [name for names in self._gone.values() for name in names]
+        if self._end is not None and self._end.is_waiting:
+            return RunDiverged(self._run_id, None, self.owed.missing_at_end(), gone, self._raised_at_end)
         waiters = (*self._live_waiters, *self._patch_waiters)
         new = next((call for call in waiters if call.is_waiting and self._is_new(call)), None)
         if new is None:
             return None
-        return RunDiverged(self._run_id, new.key, self.owed.missing_keys())
+        return RunDiverged(self._run_id, new.key, self.owed.missing_keys(), gone)
 
     def close(self, why: Literal["unloaded", "ended"]) -> None:
         """Refuse every call from now on."""
@@ -461,6 +516,7 @@ class Calls:
             self.is_refusing = True
             self._results.close()
             self._on_cancelled = self.owed.on_none_missing = nothing
+            self.owed.on_may_end = None
             self._on_misfit = _refuse_misfit
 
     def begin_to_cancel(self) -> None:
@@ -522,8 +578,19 @@ class Calls:
         raise asyncio.CancelledError(f"run {self._run_id!r} is at its end, and this task of its body is left behind")
 
 
+def raised_by(result: Any) -> str | None:
+    """Return the error that ended the function in one line, or None if it returned."""
+    return line_of(result.error) if isinstance(result, Err) and isinstance(result.error, Exception) else None
+
+
 def _refuse_misfit(error: PerdureError) -> NoReturn:
     raise error
+
+
+def _with_members(error: Any) -> list[Any]:
+    """The error, and the members of the group that it is."""
+    members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [error, *(each for member in members for each in _with_members(member))]
 
 
 def _behind(error: Any) -> list[BaseException]:

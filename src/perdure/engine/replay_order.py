@@ -343,7 +343,7 @@ class ResultQueue:
 
     def _go_on_without_record(self) -> None:
         """The body rests and there is no record to deliver: go live, take a timer or a signal, or rest."""
-        if not self.queue and not self._skipped and not self.is_live:
+        if not self.queue and not self._skipped and not self.is_live and self._find_divergence() is None:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
         elif self.is_live and self._next_event():
             self.look_soon()

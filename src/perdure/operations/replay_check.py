@@ -17,7 +17,8 @@ import msgspec
 
 from perdure.codec.outcomes import Hints
 from perdure.engine.drive import Drive
-from perdure.errors import OnChange, PerdureError, RunDiverged, SnapshotMismatch, StepChanged
+from perdure.errors import OnChange, PerdureError, RunDiverged, SnapshotMismatch, StepChanged, name_step
+from perdure.model.journal import Entry
 from perdure.model.records import Claim, Lease, RunInfo, RunRow, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Suspended
@@ -107,6 +108,14 @@ class ReplayCheck(Drive):
             self._warnings.append(error.reason if isinstance(error, SnapshotMismatch) else str(error))
         elif choice == "error":
             raise error
+
+    def note_gone(self, failed: Entry, classes: list[str]) -> None:
+        super().note_gone(failed, classes)
+        names = ", ".join(classes)
+        self._warnings.append(
+            f"the error of {name_step(failed.key)} has a class that is not found here, {names}, so `except {names}` does not "
+            "match; define it at module level under this name, in a module that this process imports"
+        )
 
     def _went_live(self) -> None:
         """The journal is used up. A body that waits for nothing of ours is busy with something of its own: it goes on."""

@@ -14,12 +14,14 @@ are written back, and its value is taken literally. `to_journal` is the way back
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from perdure.codec import Codec, Loss, load_error, tree_of
 from perdure.codec.outcomes import Failure, load_failure
+from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.structure import check_structure
 from perdure.errors import StepFailed
 from perdure.model.approvals import Decision
@@ -192,13 +194,20 @@ def load_decision(codec: Codec, entry: Entry) -> Decision:
     return msgspec.json.decode(stored, type=Decision)
 
 
-def load_error_of(codec: Codec, entry: Entry, key: str, hint: Any) -> Exception:
+def load_error_of(
+    codec: Codec,
+    entry: Entry,
+    key: str,
+    hint: Any,
+    modules: Sequence[str] = (),
+    report: RebuildReport | None = None,
+) -> Exception:
     """The exception that a failed step raises. Raises ValueError.
 
     A foreign failure never becomes the Python exception that happens to have the same name.
     """
     if entry.kind != "foreign":
-        return load_failure(codec, entry.payload, key, hint)
+        return load_failure(codec, entry.payload, key, hint, modules, report)
     result = _read_foreign_result(entry).result
     cause = result.cause or NO_CAUSE
     if (result.meta or {}).get("origin") != "throw":

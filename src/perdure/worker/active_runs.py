@@ -24,7 +24,7 @@ from perdure.aio.store_watch import expect_change, expect_items
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
 from perdure.model.records import SUSPECT_ATTEMPTS
-from perdure.result import Outcome
+from perdure.result import Err, Outcome
 from perdure.store import Store, require
 
 log: Final = logging.getLogger("perdure")
@@ -49,6 +49,7 @@ class ActiveRun:
         self.loop = asyncio.get_running_loop()
         self._recorded_before = drive.recorder.acknowledged_length
         self._waiters: list[asyncio.Future[Outcome[Any]]] = []
+        self._is_delivered = False
         context = own_context()  # the body of another run may have caused it
         self.task = self.loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}", context=context)
         self.task.add_done_callback(self._end, context=context)
@@ -63,11 +64,11 @@ class ActiveRun:
     async def join(self) -> Outcome[Any]:
         """What the drive comes to. Cancelling the last call that waits for it stops the drive, and waits until it has stopped."""
         if self.task.done():
-            return self.task.result()
+            return self._delivered(self.task.result())
         waiter: asyncio.Future[Outcome[Any]] = self.loop.create_future()
         self._waiters.append(waiter)
         try:
-            return await waiter
+            return self._delivered(await waiter)
         except asyncio.CancelledError:
             if len(self._waiters) == 1 and not self.is_background and not self.task.done():
                 self.task.cancel()
@@ -75,6 +76,13 @@ class ActiveRun:
             raise
         finally:
             self._waiters.remove(waiter)
+
+    def _delivered(self, outcome: Outcome[Any]) -> Outcome[Any]:
+        """The outcome for one more caller: each gets an error of its own."""
+        if type(outcome) is not Err:
+            return outcome
+        is_again, self._is_delivered = self._is_delivered, True
+        return self.drive.outcome_again(outcome) if is_again else outcome
 
     def call_threadsafe(self, callback: Callable[[], None]) -> None:
         """Call back on the loop of the drive: at once when that is the running one."""

@@ -454,8 +454,12 @@ def is_overdue(row: RunRow, now: int) -> bool:
 
 
 def _exc_info(error: object) -> BaseException | None:
-    """The error if it was raised: the text of one without a traceback is in the message already."""
-    return error if isinstance(error, BaseException) and error.__traceback__ is not None else None
+    """The error if it was raised: the text of one that was not is in the message already."""
+    if not isinstance(error, BaseException):
+        return None
+    # An error that was rebuilt has its traceback as the text of a cause.
+    shown = (error.__traceback__, error.__cause__, error.__context__)
+    return error if any(each is not None for each in shown) else None
 
 
 def _unforeseen(error: BaseException) -> BaseException | None:
