@@ -883,3 +883,33 @@ async def test_a_refused_duplicate_is_not_compensated() -> None:
 
     assert isinstance(await Code(body).workflow().run(id="run", store=stores.memory()), Err)
     assert provider.calls == []
+
+
+async def test_a_run_that_has_begun_to_undo_does_not_complete_with_code_that_does_not_fail() -> None:
+    provider = Provider()
+    fails = is_away = True
+
+    async def refund(cents: int | None) -> None:
+        if cents == 1 and is_away:
+            raise SystemExit(1)
+        await provider.refund(cents)
+
+    async def body(ctx: Context) -> str:
+        await ctx.step("first", provider.charge, 1, compensate=refund)
+        await ctx.step("charge", provider.charge, 5, compensate=refund)
+        if fails:
+            raise ValueError("no money")
+        return "paid"
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.sweep()
+        assert provider.kept == {"run/first"}
+        fails = is_away = False
+        await here.later("1h")
+        described = await here.runtime.describe("run")
+        assert (described.status, described.problem is None) == ("pending", False)
+        fails = True
+        assert isinstance((await here.later("1d"))["run"], Err)
+    assert not provider.kept

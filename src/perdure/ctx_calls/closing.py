@@ -25,7 +25,7 @@ from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_o
 from perdure.ctx_calls.steps import StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
-from perdure.errors import CompensationFailed, NotUndone, PersistenceError, RunCancelled
+from perdure.errors import COMPENSATION_PREFIX, CompensationFailed, NotUndone, PersistenceError, RunCancelled, RunDiverged
 from perdure.model.journal import Entry
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
@@ -58,9 +58,10 @@ class Closing:
 
     def is_needed(self, result: Any) -> bool:
         """Return whether there is something to do before the run ends with this result."""
-        if self._drive.children.started or self._drive.calls.opened:
-            return not are_over(self._drive) or self._must_undo(result)
-        return self._must_undo(result) and bool(self._effects())
+        has_children = self._drive.children.started or self._drive.calls.opened
+        if has_children and not are_over(self._drive):
+            return True
+        return bool(self._effects() if self._must_undo(result) else self._begun())
 
     def unreached(self) -> list[str]:
         """Return the keys of effects that this code cannot undo, because it does not reach their steps."""
@@ -79,6 +80,8 @@ class Closing:
         if failed_child is not None:
             result = Err(failed_child)
         if not self._must_undo(result):
+            if begun := self._begun():  # the code has changed: its function does not fail any more
+                self._drive.misfit(RunDiverged(self._drive.run.id, None, begun))
             return result
         failures: dict[str, Exception] = {}
         for undoing in await self._undoings(failures):
@@ -94,6 +97,12 @@ class Closing:
         elif isinstance(result, Err) and isinstance(result.error, BaseException):
             failed.__cause__ = result.error
         return Err(failed)
+
+    def _begun(self) -> list[str]:
+        """Return the keys of compensations that are recorded, if the run has some."""
+        if not self._drive.is_resumed or not self._drive.idempotency_keys.intents:
+            return []
+        return [key for key in self._drive.calls.kinds if key.startswith(COMPENSATION_PREFIX)]
 
     def _effects(self) -> list[Effect]:
         return effects_in(self._drive.recorder.journal, also=self._calls)

@@ -177,7 +177,8 @@ class Calls:
         self._branches = branches
         self._results = results
         self._waits = waits
-        self._kinds = recorded.kinds
+        # What each key stands for that the journal has, or a call.
+        self.kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         self.owed = OwedResults(recorded, retired, self._nothing_is_missing)
         self._used: set[str] = set()
@@ -228,7 +229,7 @@ class Calls:
             branch.check_cancellation()
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
-        recorded = self._kinds.setdefault(key, kind)
+        recorded = self.kinds.setdefault(key, kind)
         if recorded != kind and recorded != "foreign":  # noqa: PLR1714 - a tuple would be made for every step
             changed = StepChanged(self._run_id, key, name_kind(recorded), name_kind(kind))
             if key in self._freed:  # this code has used it as both
@@ -333,11 +334,11 @@ class Calls:
 
     def find_former_key(self, keys: Iterable[str]) -> str | None:
         """The first of these keys that the journal knows and this body has not used."""
-        return next((key for key in keys if key in self._kinds and key not in self._used), None)
+        return next((key for key in keys if key in self.kinds and key not in self._used), None)
 
     def is_known(self, key: str) -> bool:
         """Whether the journal has an entry of `key`."""
-        return key in self._kinds
+        return key in self.kinds
 
     def is_in_use(self, key: str) -> bool:
         """Return whether a call of the body has this key."""
@@ -345,7 +346,7 @@ class Calls:
 
     def is_foreign(self, key: str) -> bool:
         """Whether others recorded the outcome of `key`."""
-        return self._kinds.get(key) == "foreign"
+        return self.kinds.get(key) == "foreign"
 
     async def parked(self, call: CtxCall, future: Parked) -> Any:
         """What `future` gives; `Unloaded` when the run left memory instead.
