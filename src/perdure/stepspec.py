@@ -388,8 +388,8 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     """What a step's function may know about itself.
 
     `idempotency_key` is a text for services that tell repeated requests apart. It is the same for every attempt and every replay,
-    and another one when the step was undone and is done again. `undoes` is set in a compensation: the idempotency key that the
-    step had which it undoes.
+    and another one when the step was undone and is done again. `undoes` is set in a compensation: the idempotency key of the
+    step that it undoes, or the id of the child.
     `is_cancelled` is for a plain function in a thread, which cannot be interrupted: True once its result will be discarded, as
     the attempt timed out, its run was cancelled, lost its lease or was given back at the end of a drain, or the step lost a race.
     In an async function, which is cancelled itself, and in another process it stays False.

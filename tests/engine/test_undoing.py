@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, current_step, step, stores
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, current_step, step, stores, testing, workflow
 from perdure.errors import CompensationFailed, DeadlineExceeded, NotUndone, RunCancelled, RunDead, StepTimeout
 from tests.engine.worlds import World, world
 
@@ -597,7 +597,8 @@ async def test_a_child_that_completed_is_compensated_and_done_again_as_another_r
     paying = Workflow("paying", pay)
 
     async def refund(cents: int) -> None:
-        provider.refund_of(f"{current_step().undoes}/charge".replace("run/", "run%2F", 1), current_step().idempotency_key)
+        assert current_step().undoes == "run/paying"
+        provider.refund_of("run%2Fpaying/charge", current_step().idempotency_key)
 
     async def body(ctx: Context) -> int:
         paid = await ctx.child(paying, 5, compensate=refund)
@@ -913,3 +914,40 @@ async def test_a_run_that_has_begun_to_undo_does_not_complete_with_code_that_doe
         fails = True
         assert isinstance((await here.later("1d"))["run"], Err)
     assert not provider.kept
+
+
+@pytest.mark.parametrize("what", ["child", "map", "in doubt"])
+async def test_a_crash_at_any_store_call_undoes_all_under_the_same_keys(what: str) -> None:
+    effects: list[str] = []
+
+    async def note(name: str) -> str:
+        effects.append(f"{name} {current_step().idempotency_key}")
+        return name
+
+    async def undo(name: str | None) -> None:
+        effects.append(f"undo {name} {current_step().undoes}")
+
+    async def slow(name: str) -> None:
+        await note(name)
+        raise StepTimeout("charge", 1.0)
+
+    @workflow
+    async def child(ctx: Context, name: str) -> str:
+        return await ctx.step("book", note, name)
+
+    @workflow
+    async def parent(ctx: Context) -> None:
+        await ctx.step("charge", note if what != "in doubt" else slow, "it", compensate=undo)
+
+    @workflow
+    async def with_children(ctx: Context) -> None:
+        await ctx.step("charge", note, "it", compensate=undo)
+        if what == "child":
+            await ctx.child(child, "one", compensate=undo)
+        else:
+            await ctx.map(child, ["one", "two"], compensate=undo, concurrency=1)
+        await ctx.step(fail)
+
+    flow = parent if what == "in doubt" else with_children
+    report = await testing.crash_everywhere(flow, effects=effects, workflows=[child])
+    assert isinstance(report.outcome, Err)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_outcome
+from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_open_child, read_outcome
 from perdure.ctx_calls.steps import StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
@@ -61,7 +61,9 @@ class Closing:
         has_children = self._drive.children.started or self._drive.calls.opened
         if has_children and not are_over(self._drive):
             return True
-        return bool(self._effects() if self._must_undo(result) else self._begun())
+        if self._must_undo(result):
+            return bool(self._effects())
+        return self._drive.is_resumed and bool(self._begun())
 
     def unreached(self) -> list[str]:
         """Return the keys of effects that this code cannot undo, because it does not reach their steps."""
@@ -99,10 +101,9 @@ class Closing:
         return Err(failed)
 
     def _begun(self) -> list[str]:
-        """Return the keys of compensations that are recorded, if the run has some."""
-        if not self._drive.is_resumed or not self._drive.idempotency_keys.intents:
-            return []
-        return [key for key in self._drive.calls.kinds if key.startswith(COMPENSATION_PREFIX)]
+        """Return the keys of compensations that are recorded."""
+        keys = self._drive.calls.kinds if self._drive.idempotency_keys.intents else ()
+        return [key for key in keys if key.startswith(COMPENSATION_PREFIX)]
 
     def _effects(self) -> list[Effect]:
         return effects_in(self._drive.recorder.journal, also=self._calls)
@@ -157,7 +158,7 @@ class Closing:
         if fn is None:
             return
         value = None if effect.result is None or fn is _was_called else self._load(effect.result, undoing.hint)
-        undoes = drive.idempotency_keys.of(effect.key) if effect.intent is None else effect.intent.idempotency_key
+        undoes = read_open_child(drive, effect.opened).id if effect.intent is None else effect.intent.idempotency_key
         step = StepCall(
             compensation_key(effect.key),
             f"compensate {effect.name}",

@@ -22,7 +22,8 @@ class OwedResults:
         # Recorded keys that the body has not asked for so far, owed or not.
         self.unasked = {entry.key for entry in recorded.closes if entry.key not in retired and entry.name not in retired}
         # Those of them that came with a snapshot or a resume state.
-        self._imported = {entry.key for entry in recorded.closes if not entry.epoch or entry.kind == "foreign"}
+        closes = recorded.closes
+        self._imported = {each.key for each in closes if not each.epoch or each.kind == "foreign"} if closes else set()
         # Results that must be asked for before anything new begins.
         self.missing = recorded.owed
         # Results that are owed once the step with this key, which something outside the journal cancelled, is cancelled again.
