@@ -163,7 +163,10 @@ class Context(Generic[D]):
         return self._drive.is_replaying
 
     def idempotency_key(self, key: str) -> str:
-        """Return what `current_step().idempotency_key` is in the step with this key: the same for every attempt and replay."""
+        """Return what `current_step().idempotency_key` is in the step with this key: the same for every attempt and replay.
+
+        In a compensation, use `current_step().undoes`. It is also right for a step that was renamed with `aliases=`.
+        """
         return self._drive.idempotency_keys.of(self._key(key))
 
     async def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -951,3 +951,24 @@ async def test_a_crash_at_any_store_call_undoes_all_under_the_same_keys(what: st
     flow = parent if what == "in doubt" else with_children
     report = await testing.crash_everywhere(flow, effects=effects, workflows=[child])
     assert isinstance(report.outcome, Err)
+
+
+async def test_a_charge_that_came_after_a_wait_began_is_not_repeated_by_renamed_code_after_a_cancel_and_a_retry() -> None:
+    provider = Provider()
+    name = "charge"
+
+    async def body(ctx: Context) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.wait_for_signal("go"))
+            group.create_task(ctx.step(name, provider.charge, 5))
+
+    flow = Code(body).workflow()
+    async with world(flow) as here:
+        await charged_and_waiting(here, flow)
+        await here.runtime.cancel("run")
+        assert isinstance((await here.runtime.sweep())["run"], Err)
+        await here.runtime.retry("run")
+        name = "pay"
+        await here.later("1m")
+        assert (await here.runtime.describe("run")).problem is not None
+    assert provider.kept == {"run/charge"}

@@ -240,17 +240,15 @@ def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
 def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> dict[str, Any]:
     """Compute `owed` and `owed_after`.
 
-    What came after a failure that `retry` set aside is never owed, since the body goes another way without that failure. What was
+    What came after a result that `retry` set aside is never owed, since the body goes another way without that result. What was
     imported from a snapshot, which may lack steps and have others, is owed only if the program asks for that.
     """
     windows: list[tuple[int, int]] = []
     for drop in entries:
         if drop.phase == "drop":
             dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-            earlier = (entry for entry in entries if entry.key in dropped and entry.seq < drop.seq)
-            # A time limit that a retry sets again changes no way.
-            first = min((entry.seq for entry in earlier if entry.kind != "timeout"), default=drop.seq)
-            windows.append((first, drop.seq))
+            results = (entry for entry in entries if entry.key in dropped and entry.phase == "close" and entry.seq < drop.seq)
+            windows.append((min((entry.seq for entry in results), default=drop.seq), drop.seq))
     owed: dict[str, Entry] = {}
     after: list[tuple[str, dict[str, Entry]]] = []
     segment = owed

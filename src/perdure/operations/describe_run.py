@@ -143,6 +143,8 @@ async def describe_run(host: Host, run_id: str) -> RunDescription:
         described = _describe(view, _steps_under_way(host, row))
     except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(row.id, "the row or the journal", str(reason)) from reason
+    if described.not_undone:
+        described = msgspec.structs.replace(described, not_undone=await _without_open_children(host, described))
     problem = await _problem_of_child(host, described) if row.status == "suspended" else None
     return described if problem is None else msgspec.structs.replace(described, problem=problem)
 
@@ -156,6 +158,13 @@ async def _problem_of_child(host: Host, parent: RunDescription) -> str | None:
             if child is not None and not child.ended and child.problem is not None:
                 return f"it waits for its child {child.id!r}, which has a problem: {child.problem}"
     return None
+
+
+async def _without_open_children(host: Host, parent: RunDescription) -> tuple[str, ...]:
+    """Return the keys of what is not undone, without children that have not completed: they undo themselves."""
+    waiting = {step.key: step.child_id for step in parent.steps if step.kind == "child" and step.status != "completed"}
+    rows = {key: await host.store.get(child_id) for key, child_id in waiting.items() if key in parent.not_undone and child_id}
+    return tuple(key for key in parent.not_undone if key not in rows or ((row := rows[key]) and row.status == "completed"))
 
 
 def _steps_under_way(host: Host, row: RunRow) -> _UnderWay:

@@ -111,12 +111,12 @@ def _set_aside(called: dict[str, _Called], key: str) -> None:
 def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:
     """Return the keys of what has been done and is not undone, if the run has ended badly or cannot be resumed as it is.
 
-    An open child may still undo what it has done. Raises ValueError if an entry cannot be read.
+    A child whose end is not recorded is among them: only its row tells whether it has completed, or undoes what it has done
+    itself. Raises ValueError if an entry cannot be read.
     """
     if row.status == "completed" or not (row.ended or row.problem is not None or row.cancel_requested):
         return []
-    left = (effect for effect in effects_in(journal) if not effect.is_undone)
-    return [effect.key for effect in left if effect.opened.kind == "step" or effect.result is not None]
+    return [effect.key for effect in effects_in(journal) if not effect.is_undone]
 
 
 def find_cancel_request(inbox: Iterable[Signal], journal: Iterable[Entry]) -> int | None:
