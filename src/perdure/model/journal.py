@@ -65,7 +65,7 @@ class OpenChild(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Intent(msgspec.Struct, frozen=True, omit_defaults=True, tag="intent"):
-    """The payload of the entry that is recorded before a step's function is called, if the step has a compensation or runs at most once.
+    """The payload of the entry that a step records before its function is called, if it has a compensation or runs at most once.
 
     `idempotency_key` is the one that the function gets. `is_compensated` says that the step has a compensation. `belongs_to` is
     the id of the run that executed the step if that is another run: a fork copies steps of its original.
