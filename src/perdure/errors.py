@@ -358,6 +358,7 @@ class RunDiverged(PerdureError):
 class StepFailed(PerdureError):
     """A step returned `Err`, or raised an exception whose class cannot be rebuilt here.
 
+    In the second case it is also an instance of the nearest base of that class that is found here, so that `except` may name it.
     `error` is what was inside the `Err`, or the recorded error's type name; `cause` is what is known about its cause.
     """
 
@@ -395,7 +396,7 @@ class StepTraceback(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        return "\n" + self.text
+        return "\n" + self.text.rstrip()
 
 
 class StepChanged(PerdureError):

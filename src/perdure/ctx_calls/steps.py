@@ -415,7 +415,8 @@ class Attempts(msgspec.Struct):
             if isinstance(value, _OUTCOMES):
                 if isinstance(value, Err):
                     payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
-                    return AttemptResult(False, payload, error=self._rebuild(payload))
+                    returned = self._rebuild(payload) if self._drive.rebuilds_errors else StepFailed(step.key, value.error)
+                    return AttemptResult(False, payload, error=returned)
                 value = value.value
             payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
