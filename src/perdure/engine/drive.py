@@ -141,6 +141,7 @@ class Drive:
         "_main",
         "_must_suspend",
         "_progress",
+        "_reading_request",
         "_store",
         "_unreadable",
         "cached_keys",
@@ -299,6 +300,7 @@ class Drive:
         self._cancel_requested = is_requested or self._is_late or self._is_cancel_recorded
         # Whether the inbox was read since the run was asked to stop: how it is to stop may stand there.
         self._is_request_read = self._cancel_requested or self._store is None
+        self._reading_request: asyncio.Future[None] | None = None
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
@@ -1032,8 +1034,8 @@ class Drive:
         if self._is_cancel_recorded or has_ended:
             return
         if not self._is_request_read:
-            self._is_request_read = True
-            start_own_task(self._read_request())
+            if self._reading_request is None:
+                self._reading_request = start_own_task(self._read_request())
             return
         self._is_cancel_recorded = True
         self.calls.stop_judging()
@@ -1057,6 +1059,7 @@ class Drive:
             self.undoes = self._cancel_request is None
         finally:
             self.results.running -= 1
+            self._is_request_read, self._reading_request = True, None
         if self._failure is None:
             self._record_cancel()
             self.results.look_soon()
