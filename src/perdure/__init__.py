@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perdure.errors import ApprovalExpired as ApprovalExpired
     from perdure.errors import ApprovalNotFound as ApprovalNotFound
     from perdure.errors import ChildrenOpen as ChildrenOpen
+    from perdure.errors import ChildStuck as ChildStuck
     from perdure.errors import CompensationFailed as CompensationFailed
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
@@ -227,6 +228,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ApprovalDecided",
         "ApprovalExpired",
         "ApprovalNotFound",
+        "ChildStuck",
         "ChildrenOpen",
         "CompensationFailed",
         "DeadlineExceeded",

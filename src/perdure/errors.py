@@ -7,6 +7,7 @@
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
     │   ├── DeadlineExceeded       (also TimeoutError) the run had not ended at its deadline
+    │   ├── ChildStuck             a cancelled run waits for a child that cannot end
     │   ├── NotUndone              the run cannot end, because its code does not say how to undo what it has done
     │   ├── CompensationFailed     the run failed or was cancelled, and not everything it had done could be compensated
     │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
@@ -202,6 +203,21 @@ class NotUndone(PerdureError):
             f"say how it is undone: @workflow(retired={{{first!r}: refund}}), None if nothing is to be undone. To leave it as it "
             "is: runtime.cancel(..., undo=False)"
         )
+
+
+class ChildStuck(PerdureError):
+    """The run was cancelled and cannot end, because a child of it cannot: that has a problem."""
+
+    def __init__(self, run_id: str, child_id: str, problem: str) -> None:
+        super().__init__(run_id, child_id, problem)
+
+    @property
+    def child_id(self) -> str:
+        return str(self.args[1])
+
+    def __str__(self) -> str:
+        run_id, child_id, problem = self.args
+        return f"run {run_id!r} waits for its child {child_id!r}, which cannot end: {problem}"
 
 
 def _some(keys: Sequence[str]) -> str:

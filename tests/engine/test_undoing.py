@@ -973,3 +973,38 @@ async def test_a_charge_that_came_after_a_wait_began_is_not_repeated_by_renamed_
         await here.later("1m")
         assert (await here.runtime.describe("run")).problem is not None
     assert provider.kept == {"run/charge"}
+
+
+async def test_a_cancelled_parent_whose_child_cannot_end_pauses_and_says_so() -> None:
+    provider = Provider()
+    bodies = changes(provider)
+    code = Code(bodies["as_it_was"])
+
+    async def child(ctx: Context) -> None:
+        await code.body(ctx)
+
+    paying = Workflow("paying", child, on_definition_change="ignore")
+
+    async def body(ctx: Context) -> None:
+        await ctx.child(paying)
+
+    flow = Workflow("parent", body)
+    async with world(flow, paying) as here:
+        await here.runtime.start(flow, id="run")
+        for _ in range(3):
+            await here.runtime.sweep()
+        code.body = bodies["removed"]
+        await here.runtime.cancel("run")
+        for _ in range(8):
+            await here.later("10s")
+        row = await here.runtime.store.get("run")
+        assert row is not None
+        assert row.problem is not None
+        assert "run/paying" in row.problem
+        assert row.problem_count > 1
+        code.body = bodies["as_it_was"]
+        for _ in range(4):
+            await here.later("1d")
+        assert (await here.runtime.describe("run/paying")).status == "cancelled"
+        assert (await here.runtime.describe("run")).status == "cancelled"
+    assert not provider.kept

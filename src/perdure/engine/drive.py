@@ -56,6 +56,7 @@ from perdure.errors import (
     CANCEL_KEY,
     COMPENSATION_PREFIX,
     ChildrenOpen,
+    ChildStuck,
     InvalidInput,
     LeaseLost,
     NotUndone,
@@ -92,6 +93,8 @@ from perdure.store import Store, StreamStore, require
 
 # After how many microseconds a cancelled run looks again whether its children have ended.
 _LOOK_AT_CHILDREN_AGAIN: Final = MICROSECOND // 2
+# How many of them it asks the store about, to find one that cannot end.
+_MOST_CHILDREN_LOOKED_AT: Final = 100
 
 
 class BodyClosing(Protocol):
@@ -813,6 +816,9 @@ class Drive:
         if not self.results.is_idle or self.waits.has_due():
             return None
         if self._cancel_requested:
+            if self.undoes and (stuck := await self._find_stuck_child()) is not None:
+                self._stop_misfit(stuck)
+                return None
             # Suspended it would be due at once: it waits for its children, and they may need its place in the worker.
             return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN)
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
@@ -834,6 +840,18 @@ class Drive:
         await self._end_body()
         awaited_by_user = tuple(each.by_user for each in awaited)
         return Suspended(self.run.id, None if wake_at is None else moment(wake_at), awaited_by_user)
+
+    async def _find_stuck_child(self) -> ChildStuck | None:
+        """Return why a cancelled run cannot end, if one of its children cannot."""
+        runs = self.children.runs
+        if runs is None:
+            return None
+        waiting = [child for child in self.children.started if not child.is_over and not child.is_detached]
+        for child in waiting[:_MOST_CHILDREN_LOOKED_AT]:
+            row = await runs.get(child.id)
+            if row is not None and not row.ended and row.problem is not None:
+                return ChildStuck(self.run.id, row.id, row.problem)
+        return None
 
     def _wake_at(self) -> int | None:
         """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""
