@@ -1008,3 +1008,18 @@ async def test_a_cancelled_parent_whose_child_cannot_end_pauses_and_says_so() ->
         assert (await here.runtime.describe("run/paying")).status == "cancelled"
         assert (await here.runtime.describe("run")).status == "cancelled"
     assert not provider.kept
+
+
+async def test_a_step_that_was_read_from_a_cache_is_not_undone() -> None:
+    provider, cache = Provider(), dict[str, str]()
+
+    async def body(ctx: Context) -> None:
+        await ctx.step("charge", provider.charge, 5, key="shared", compensate=provider.refund)
+        if ctx.run_id == "second":
+            await ctx.step(fail)
+
+    flow = Code(body).workflow()
+    async with world(flow, cache=cache) as here:
+        assert await here.runtime.run(flow, id="first") == Ok(None)
+        assert isinstance(await here.runtime.run(flow, id="second"), Err)
+    assert provider.calls == ["charge first/shared"]
