@@ -6,9 +6,9 @@ Orders come in as signals, also while a round is under way, and none is lost. Th
 The program ends the poller in the middle and goes on with another runtime. It prints:
 
     round 1 ships tea (orders/ship)
-    round 2 ships rice (orders/ship;generation=1)
+    round 2 ships rice (orders;generation=1/ship)
     stop in generation 2: the journal has ['order']
-    round 3 ships salt (orders/ship;generation=2)
+    round 3 ships salt (orders;generation=2/ship)
     shipped: tea, rice, salt
 """
 

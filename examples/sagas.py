@@ -2,7 +2,7 @@
 
     python examples/sagas.py
 
-The retry has idempotency keys of a new generation: a provider does not answer with a booking that was cancelled. It prints:
+What was undone has a new idempotency key in the retry: a provider does not answer with a booking that was cancelled. It prints:
 
     book flight (trip-1/book-flight)
     book hotel (trip-1/book-hotel)
@@ -10,9 +10,9 @@ The retry has idempotency keys of a new generation: a provider does not answer w
     cancel hotel
     cancel flight
     failed: LookupError: no car is free
-    book flight (trip-1/book-flight;generation=1)
-    book hotel (trip-1/book-hotel;generation=1)
-    book car (trip-1/book-car;generation=1)
+    book flight (trip-1/book-flight~1)
+    book hotel (trip-1/book-hotel~1)
+    book car (trip-1/book-car)
     completed: flight, hotel and car
 """
 

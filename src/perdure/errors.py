@@ -180,7 +180,8 @@ class CompensationFailed(PerdureError):
     def __str__(self) -> str:
         return (
             f"run {self.args[0]!r} ended, and these steps could not be compensated: {'; '.join(self.failures)}; "
-            "undo by hand what they did; runtime.retry() counts them as done"
+            "undo by hand what they did. runtime.retry() counts those that returned as done, and calls the others again, under "
+            "the same key"
         )
 
 

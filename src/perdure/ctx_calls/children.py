@@ -491,7 +491,7 @@ async def _wait_for_row(drive: Drive, call: CtxCall, child: StartedChild) -> Sig
 
 def _has_to_undo(drive: Drive) -> bool:
     """Return whether a child that is cancelled now compensates what it has done."""
-    return drive.undoes or not drive.calls.is_cancelling
+    return drive.undoes
 
 
 async def _cancel(drive: Drive, child: StartedChild) -> None:

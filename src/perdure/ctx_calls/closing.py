@@ -72,7 +72,7 @@ class Closing:
 
     def _must_undo(self, result: Any) -> bool:
         # By `type`, since a value may answer anything when it is looked at.
-        return self._drive.undoes if self._drive.calls.is_cancelling else issubclass(type(result), Err)
+        return self._drive.undoes and (self._drive.calls.is_cancelling or issubclass(type(result), Err))
 
     async def close(self, own: BodyTask, result: Any) -> Any:
         """End children and compensate. Return the run's result: the function's, a child's error or `CompensationFailed`."""
@@ -101,12 +101,27 @@ class Closing:
         return Err(failed)
 
     def _begun(self) -> list[str]:
-        """Return the keys of compensations that are recorded."""
-        keys = self._drive.calls.kinds if self._drive.idempotency_keys.intents else ()
-        return [key for key in keys if key.startswith(COMPENSATION_PREFIX)]
+        """Return the keys of compensations that are recorded, and of steps in doubt that the function does not call any more."""
+        if not self._drive.idempotency_keys.intents or self._drive.options.on_divergence == "run":
+            return []
+        begun = [key for key in self._drive.calls.kinds if key.startswith(COMPENSATION_PREFIX)]
+        retired = self._drive.calls.retired
+        for effect in self._effects():
+            is_in_doubt = effect.opened.kind == "step" and effect.result is None and not effect.is_set_aside
+            if (
+                is_in_doubt
+                and not effect.is_undone
+                and not self._drive.calls.was_called(effect.key)
+                and effect.name not in retired
+            ):
+                begun.append(effect.key)
+        return begun
 
     def _effects(self) -> list[Effect]:
-        return effects_in(self._drive.recorder.journal, also=self._calls)
+        try:
+            return effects_in(self._drive.recorder.journal, also=self._calls)
+        except ValueError as reason:
+            self._drive.corrupt("what it has done", reason)
 
     async def _undoings(self, failures: dict[str, Exception]) -> list[_Undoing]:
         """Return how what was done is undone, the last first. Stop the run if that is not known of all of it.
@@ -164,7 +179,7 @@ class Closing:
             f"compensate {effect.name}",
             fn,
             () if fn is _was_called else (value,),
-            spec_of(fn).plan,
+            msgspec.structs.replace(spec_of(fn).plan, is_bare=False),  # it records an intent: what is being undone is known
             undoes=undoes,
         )
         await run_step(drive, step)

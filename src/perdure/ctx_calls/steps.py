@@ -473,12 +473,14 @@ class Attempts(msgspec.Struct):
         drive, undoing = self._drive, compensation_key(self._step.key)
         if drive.calls.is_known(undoing):  # it was undone, or is about to be
             drive.misfit(RunDiverged(drive.run.id, self._step.key, [undoing]))
-        if self._step.plan.at_most_once:
-            return self._outcome_unknown(opened)
         try:
             next_try = msgspec.json.decode(opened.payload, type=StepOpening)
         except msgspec.MsgspecError as reason:
-            self._drive.corrupt(f"what was begun of {name_step(self._step.key)}", reason)
+            drive.corrupt(f"what was begun of {name_step(self._step.key)}", reason)
+        if isinstance(next_try, Intent) and next_try.belongs_to is not None:
+            return None  # another run has begun it
+        if self._step.plan.at_most_once:
+            return self._outcome_unknown(opened)
         if isinstance(next_try, Intent):
             return None  # the step has a compensation, or had at_most_once=True when it was started
         self._attempt = opened.attempt
@@ -503,7 +505,7 @@ class Attempts(msgspec.Struct):
     async def _called(self, step: StepCall) -> Any:
         """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""
         plan = step.plan
-        if plan.at_most_once or plan.compensate is not None:
+        if plan.at_most_once or plan.compensate is not None or step.undoes is not None:
             await self._record_intent(step.key, plan)
         if plan.timeout is not None:
             return await self._call_in_time(step, plan.timeout)

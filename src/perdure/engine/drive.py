@@ -74,6 +74,7 @@ from perdure.model.durations import MICROSECOND, moment
 from perdure.model.idempotency import IdempotencyKeys
 from perdure.model.journal import CancelPoint, Entry, JournalIndex
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import CANCEL_WITHOUT_UNDO
 from perdure.model.records import (
     Claim,
     NewInput,
@@ -241,6 +242,9 @@ class Drive:
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
         self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
+        for row in claim.inbox:
+            if row.name == CANCEL_WITHOUT_UNDO and row.seq != self._cancel_request:
+                self.recorder.consume(row.seq)  # void, or repeated: it must not come back to life
         self.waits.unrecorded = self.recorder.consuming
         # Step functions that are running right now: the start of each attempt by the step's key. A step that removes itself
         # calls `look_whether_drained`. The heartbeat's thread copies it.
@@ -292,14 +296,20 @@ class Drive:
         self._is_cancel_recorded = recorded.cancel_point is not None
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
-        # The seq of the inbox row that asks to cancel the run and to undo nothing.
-        self._cancel_request = find_cancel_request(claim.inbox, claim.journal) if claim.inbox else None
+        # The seq of the inbox row that asks to cancel the run and to undo nothing, until it is consumed.
+        self._cancel_request: int | None = None
+        if claim.inbox:
+            try:
+                self._cancel_request = find_cancel_request(claim.inbox, claim.journal)
+            except ValueError as reason:
+                self._unreadable = SnapshotCorrupt(claim.run.id, "a request to cancel it", str(reason))
         is_requested = claim.run.cancel_requested or self._cancel_request is not None
         self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not is_requested
         # Whether a cancelled run compensates what it has done.
         self.undoes = self._cancel_request is None
         if recorded.cancel_point is not None:
-            self._is_late, self.undoes = recorded.cancel_point.deadline is not None, recorded.cancel_point.undo
+            self._is_late = recorded.cancel_point.deadline is not None
+            self.undoes = self.undoes and recorded.cancel_point.undo
         self._cancel_requested = is_requested or self._is_late or self._is_cancel_recorded
         # Whether the inbox was read since the run was asked to stop: how it is to stop may stand there.
         self._is_request_read = self._cancel_requested or self._store is None
@@ -583,8 +593,7 @@ class Drive:
         if self._failure is not None or self._ending is not None:
             return
         if self._cancel_requested and not self.undoes:
-            left = self._left_behind() if self._unreadable is None else []
-            self._ending = ending_of_cancelled_run(self.run, left)
+            self._ending = ending_of_cancelled_run(self.run, self._left_behind())
             self._close("unloaded")
             self._attend()
         elif self._store is None:
@@ -749,7 +758,7 @@ class Drive:
                     self.codec,
                     self._hints,
                     is_strict=self.is_strict,
-                    passed_deadline=self._deadline if self._is_late else None,
+                    passed_deadline=self._deadline if self._is_late and self.undoes else None,
                     left=[] if self.undoes else self._left_behind(),
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps, what="steps that are not asked for"),
                 )
@@ -760,11 +769,16 @@ class Drive:
 
     def _left_behind(self) -> list[str]:
         """Return the keys of what a cancelled run has done and does not undo, because its caller asked for that."""
-        return [effect.key for effect in effects_in(self.recorder.journal) if not effect.is_undone]
+        try:
+            return [effect.key for effect in effects_in(self.recorder.journal) if not effect.is_undone]
+        except ValueError:  # the run ends all the same, as it was asked to
+            return []
 
     async def _finish(self, ending: Ending | StartOver) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
+        if self._cancel_request is not None and not isinstance(ending, StartOver):
+            self.recorder.consume(self._cancel_request)
         if not self.undoes and isinstance(ending, Ending) and ending.status == "cancelled":
             await cancel_open_children(self.children.runs, self.calls.opened, self.calls.is_recorded, undo=False)
         if self.tasks.alive:
@@ -819,8 +833,10 @@ class Drive:
             if self.undoes and (stuck := await self._find_stuck_child()) is not None:
                 self._stop_misfit(stuck)
                 return None
-            # Suspended it would be due at once: it waits for its children, and they may need its place in the worker.
-            return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN)
+            # Suspended it would be due at once: it waits for its children, and they may need its place in the worker, or for the
+            # next try of a compensation.
+            next_try = None if self.waits.has_address else self._wake_at()
+            return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN if next_try is None else next_try)
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
         self.waits.is_live = False
         wake_at, awaited = self._wake_at(), self.waits.addresses()
@@ -1059,7 +1075,7 @@ class Drive:
         self.calls.stop_judging()
         now = self.clock.now()
         payload = msgspec.json.encode(CancelPoint(self._deadline if self._is_late else None, self.undoes))
-        request = self._cancel_request
+        request, self._cancel_request = self._cancel_request, None
         entry = self.recorder.append(
             CANCEL_KEY, "", kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request
         )
@@ -1073,6 +1089,8 @@ class Drive:
             self._cancel_request = find_cancel_request(inbox, self.recorder.journal)
         except PerdureError as failure:
             self._give_up(failure)
+        except ValueError as reason:
+            self._stop_misfit(SnapshotCorrupt(self.run.id, "a request to cancel it", str(reason)))
         else:
             self.undoes = self._cancel_request is None
         finally:

@@ -344,6 +344,10 @@ class Calls:
         """Return whether a call of the body has this key."""
         return key in self._used
 
+    def was_called(self, key: str) -> bool:
+        """Return whether the body has made a call with this key, cancelled or not."""
+        return key in self._used or key in self._freed
+
     def is_foreign(self, key: str) -> bool:
         """Whether others recorded the outcome of `key`."""
         return self.kinds.get(key) == "foreign"

@@ -116,16 +116,20 @@ def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]
     return compensations | {key for key in keys if compensation_key(key) in undone} if compensations else set()
 
 
-def read_intents(kept: Iterable[Entry]) -> dict[str, Intent]:
-    """Return the intents among these entries in force, by the keys of their steps. Raises ValueError if one cannot be read."""
+def read_intents(kept: Collection[Entry]) -> dict[str, Intent]:
+    """Return the intents among these entries in force, by the keys of their steps. Raises ValueError if one cannot be read.
+
+    Another run's intent counts if its step has a result. If it has none, the step was cancelled there, and is another one here.
+    """
     intents: dict[str, Intent] = {}
+    closed = {entry.key for entry in kept if entry.phase == "close"}
     for entry in kept:
         if entry.phase == "open" and entry.kind == "step":
             try:
                 opened = msgspec.json.decode(entry.payload, type=StepOpening)
             except msgspec.MsgspecError as reason:
                 raise ValueError(f"what step {entry.key!r} has begun: {reason}") from None
-            if isinstance(opened, Intent):
+            if isinstance(opened, Intent) and (opened.belongs_to is None or entry.key in closed):
                 intents[entry.key] = opened
     return intents
 
@@ -219,9 +223,7 @@ def void_cancellations(entries: list[Entry]) -> set[int]:
     for at, drop in enumerate(entries):
         if drop.phase != "drop":
             continue
-        dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-        causes = (each for each in entries[:at] if each.key in dropped and each.phase == "close")
-        since = next((each.seq for each in causes), drop.seq)
+        since = _first_result(entries[:at], drop)
         used_later: set[str] = set()
         is_last = True
         for entry in reversed(entries[:at]):
@@ -230,6 +232,19 @@ def void_cancellations(entries: list[Entry]) -> set[int]:
                 void.add(entry.seq)
             used_later.add(entry.key)
     return void
+
+
+def _first_result(earlier: Iterable[Entry], drop: Entry) -> int:
+    """Return the seq of the first result in force that the entry drops, or its own if it drops none."""
+    dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
+    results: dict[str, int] = {}
+    for entry in earlier:
+        if entry.phase == "drop":
+            for key in msgspec.json.decode(entry.payload, type=list[str]):
+                results.pop(key, None)
+        elif entry.phase == "close" and entry.key in dropped:
+            results[entry.key] = entry.seq
+    return min(results.values(), default=drop.seq)
 
 
 def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
@@ -243,12 +258,9 @@ def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -
     What came after a result that `retry` set aside is never owed, since the body goes another way without that result. What was
     imported from a snapshot, which may lack steps and have others, is owed only if the program asks for that.
     """
-    windows: list[tuple[int, int]] = []
-    for drop in entries:
-        if drop.phase == "drop":
-            dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-            results = (entry for entry in entries if entry.key in dropped and entry.phase == "close" and entry.seq < drop.seq)
-            windows.append((min((entry.seq for entry in results), default=drop.seq), drop.seq))
+    ordered = sorted(entries, key=attrgetter("seq"))
+    drops = [(at, drop) for at, drop in enumerate(ordered) if drop.phase == "drop"]
+    windows = [(_first_result(ordered[:at], drop), drop.seq) for at, drop in drops]
     owed: dict[str, Entry] = {}
     after: list[tuple[str, dict[str, Entry]]] = []
     segment = owed

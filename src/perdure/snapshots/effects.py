@@ -120,7 +120,10 @@ def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:
 
 
 def find_cancel_request(inbox: Iterable[Signal], journal: Iterable[Entry]) -> int | None:
-    """Return the seq of the inbox row that asks to cancel the run and to undo nothing. One from before a retry is void."""
+    """Return the seq of the inbox row that asks to cancel the run and to undo nothing. One from before a retry is void.
+
+    Raises ValueError if it cannot be read.
+    """
     rows = [row for row in inbox if row.name == CANCEL_WITHOUT_UNDO]
     if not rows:
         return None

@@ -20,6 +20,7 @@ from perdure.errors import COMPENSATION_PREFIX, SnapshotFormatError
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
+from perdure.model.own_names import CANCEL_WITHOUT_UNDO
 from perdure.model.records import MAX_VERSION, OWN_FIELD, Awaited, RunRow, Signal, Status
 from perdure.snapshots.step_results import check_failure
 
@@ -60,6 +61,13 @@ class JournalLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             entry.ended_at,
             entry.args_hash,
             msgspec.json.decode(entry.payload) if entry.phase == "open" else None,
+        )
+
+    @property
+    def is_compensated_intent(self) -> bool:
+        """Whether it is the intent of a step that has a compensation."""
+        return (
+            self.phase == "open" and self.kind == "step" and isinstance(self.payload, dict) and "is_compensated" in self.payload
         )
 
     def fields(self) -> dict[str, Any]:
@@ -119,14 +127,20 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     def without(self, left_out: Collection[str], undone: Collection[str]) -> RunMetadata:
         """Return the metadata without what a retry sets aside: the lines of these keys, and time limits that have not passed.
 
-        Of the keys in `undone`, each that is no compensation was undone once more.
+        A step that may have done something, and was not undone, keeps its intent, with the key that it was called with. Of the
+        keys in `undone`, each that is no compensation was undone once more.
         """
         limits = {line.key for line in self.journal.values() if line.kind == "timeout"}
         limits -= {line.key for line in self.journal.values() if line.phase != "open"}
         again = (key for key in undone if not key.startswith(COMPENSATION_PREFIX))
+        gone = limits | set(left_out)
         return msgspec.structs.replace(
             self,
-            journal={seq: line for seq, line in self.journal.items() if line.key not in left_out and line.key not in limits},
+            journal={
+                seq: line
+                for seq, line in self.journal.items()
+                if line.key not in gone or (line.is_compensated_intent and line.key not in undone)
+            },
             undone=dict(Counter(self.undone) + Counter(again)),
         )
 
@@ -139,7 +153,11 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
             waiting_for=row.waiting_for,
             cancel_requested=row.cancel_requested and not row.ended,
             outcome=msgspec.UNSET if row.outcome is None else msgspec.json.decode(row.outcome),
-            inbox=[InboxLine(one.kind, one.name, msgspec.Raw(one.payload), one.dedupe) for one in inbox],
+            inbox=[
+                InboxLine(one.kind, one.name, msgspec.Raw(one.payload), one.dedupe)
+                for one in inbox
+                if one.name != CANCEL_WITHOUT_UNDO  # it is about the run that was asked
+            ],
         )
 
     def outcome_bytes(self) -> bytes | None:
@@ -157,7 +175,8 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
         for awaited in self.waiting_for:
             check_id(awaited.name, "the name of a signal")
         for one in self.inbox:
-            check_id(one.name, "the name of a signal")
+            if check_id(one.name, "the name of a signal") == CANCEL_WITHOUT_UNDO:
+                raise ValueError("a request to cancel another run")
             check_structure(_codec, bytes(one.payload))
         self._check_repeats()
         outcome = self.outcome_bytes()
