@@ -1,0 +1,60 @@
+"""Tries many programs and shows which go wrong: `python -m tests.sagas.explore 0 500`, or one of them, cut down: `... --seed 17`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+
+from tests.sagas.programs import Program, random_program
+from tests.sagas.shrink import shrunk
+from tests.sagas.trials import try_out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("range", type=int, nargs="*", default=[0, 300])
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--kind", help="only violations of this kind")
+    parser.add_argument("--as-it-is", action="store_true")
+    args = parser.parse_args()
+    if args.seed is not None:
+        show(args.seed, args.kind, is_shrunk=not args.as_it_is)
+        return
+    kinds, seeds = Counter[str](), dict[str, list[int]]()
+    began_at = time.monotonic()
+    for seed in range(*args.range):
+        found, _ = try_out(random_program(seed))
+        for kind in {each.kind for each in found}:
+            kinds[kind] += 1
+            seeds.setdefault(kind, []).append(seed)
+    print(f"{time.monotonic() - began_at:.1f} s")
+    for kind, count in kinds.most_common():
+        print(f"{kind:20} {count:5} {seeds[kind][:12]}")
+
+
+def show(seed: int, kind: str | None, *, is_shrunk: bool) -> None:
+    program = random_program(seed)
+    found, _ = try_out(program)
+    wanted = kind or (found[0].kind if found else "")
+
+    def still_fails(candidate: Program) -> bool:
+        return any(each.kind == wanted for each in try_out(candidate)[0])
+
+    if found and is_shrunk:
+        program = shrunk(program, still_fails)
+    found, trial = try_out(program)
+    print(program)
+    print("log:")
+    for line in trial.log:
+        print("  " + line)
+    print("book:")
+    for event in trial.provider.book:
+        print("  ", event)
+    print("found:")
+    for each in found:
+        print("  ", each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What must hold when every run has ended: the provider's book against what the runs say of themselves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perdure.model.records import RunInfo
+from tests.sagas.provider import Event
+
+
+class Violation(NamedTuple):
+    """What went wrong, in a word by which it is known, and in a sentence."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass
+class Ended:
+    """How a run ended."""
+
+    info: RunInfo
+    # What it gave, if it completed: things, each with the key under which it was paid for.
+    receipts: list[tuple[str, str]] = field(default_factory=list)
+    # The steps that it says were not undone; None if it cannot say that.
+    not_undone: set[str] | None = None
+    # What its error says.
+    error: str = ""
+    # How often it has started over.
+    again: int = 0
+    parent_id: str | None = None
+    # Whether this run may refund what the run with this id has charged.
+    takes_over: str | None = None
+
+
+@dataclass
+class _Charge:
+    event: Event
+    refunds: list[Event] = field(default_factory=list)
+
+
+class Judge:
+    """Goes through the book, in order, and then through the runs."""
+
+    def __init__(self, book: Sequence[Event], runs: dict[str, Ended]) -> None:
+        self._book = book
+        self._runs = runs
+        self._charges: dict[str, _Charge] = {}
+        self._by_thing: dict[str, list[_Charge]] = defaultdict(list)
+        # What each key was used for.
+        self._uses: dict[str, tuple[str, str]] = {}
+
+    def violations(self) -> list[Violation]:
+        found = [violation for event in self._book for violation in self._read(event)]
+        return list(dict.fromkeys([*found, *self._in_the_end()]))
+
+    def _read(self, event: Event) -> Iterator[Violation]:
+        if event.kind == "charge":
+            yield from self._used(event.key, ("charge", event.thing))
+            yield from self._charged(event)
+        elif event.kind == "refund":
+            yield from self._used(event.key, ("refund", event.of))
+            yield from self._refunded(event)
+
+    def _used(self, key: str, use: tuple[str, str]) -> Iterator[Violation]:
+        known = self._uses.setdefault(key, use)
+        if known != use:
+            yield Violation("key used twice", f"{key!r} is the key of the {' of '.join(known)} and of the {' of '.join(use)}")
+
+    def _charged(self, event: Event) -> Iterator[Violation]:
+        known = self._charges.get(event.key)
+        if known is None:
+            for other in self._by_thing[event.thing]:
+                if not other.refunds:
+                    yield Violation(
+                        "charged again", f"{event.thing!r} was charged under {other.event.key!r} and again under {event.key!r}"
+                    )
+            charge = self._charges[event.key] = _Charge(event)
+            self._by_thing[event.thing].append(charge)
+        elif known.refunds and known.event.thing == event.thing:
+            yield Violation("refunded key", f"{event.thing!r} was charged under {event.key!r}, which had been refunded")
+
+    def _refunded(self, event: Event) -> Iterator[Violation]:
+        charge = self._charges.get(event.of)
+        if charge is None:
+            if not event.in_doubt:
+                yield Violation("refund of nothing", f"{event.run!r} refunded {event.of!r}, which was never charged")
+            return
+        if event.key not in {refund.key for refund in charge.refunds}:
+            if charge.refunds:
+                keys = sorted({charge.refunds[0].key, event.key})
+                yield Violation("refunded twice", f"{event.of!r} was refunded under {keys}")
+            charge.refunds.append(event)
+        if event.run != charge.event.run and not self._may_refund(event.run, charge.event.run):
+            yield Violation("another's refund", f"{event.run!r} refunded what {charge.event.run!r} had charged under {event.of!r}")
+
+    def _may_refund(self, run_id: str, charged_by: str) -> bool:
+        """Whether the run is a parent, or a fork that took over."""
+        run = self._runs.get(run_id)
+        charging = self._runs.get(charged_by)
+        while charging is not None and charging.parent_id is not None:
+            if charging.parent_id == run_id:
+                return True
+            charging = self._runs.get(charging.parent_id)
+        return run is not None and run.takes_over == charged_by
+
+    def _in_the_end(self) -> Iterator[Violation]:
+        for charge in self._charges.values():
+            if charge.event.asked and not charge.refunds:
+                yield from self._kept(charge.event)
+        for run in self._runs.values():
+            if run.info.status == "completed":
+                for thing, key in run.receipts:
+                    yield from self._in_force(run, thing, key)
+
+    def _in_force(self, run: Ended, thing: str, key: str) -> Iterator[Violation]:
+        """A result that its run has completed with stands for a charge. What a fork has copied belongs to its original."""
+        charge = self._charges.get(key)
+        if charge is None:
+            yield Violation("result of nothing", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was not charged")
+        elif charge.refunds and charge.event.run == run.info.id:
+            yield Violation("refunded in force", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was refunded")
+
+    def _kept(self, event: Event) -> Iterator[Violation]:
+        """A charge that was not refunded, though its step has a compensation."""
+        run = self._runs.get(event.run)
+        if run is None:
+            yield Violation("lost run", f"{event.key!r} was charged by run {event.run!r}, which is not there")
+            return
+        status = run.info.status
+        if status == "completed" or _again_of(event) < run.again:
+            return
+        if status == "dead" and run.not_undone is None:
+            return
+        if event.step in (run.not_undone or ()) or f"{event.step}: " in run.error:
+            return
+        if status in ("failed", "cancelled", "dead"):
+            late = "late" if "DeadlineExceeded" in run.error else status
+            yield Violation("not undone", f"run {event.run!r} ended as {late}; {event.thing!r} is charged under {event.key!r}")
+
+
+def _again_of(event: Event) -> int:
+    """In which round of its run this was charged."""
+    number = event.thing.partition("#")[2].partition(".")[0]
+    return int(number) if number.isdigit() else 0
