@@ -176,7 +176,13 @@ class Body:
             if receipts:
                 of = receipts[0][1]
             refund = Event(
-                kind="refund", thing=thing, run=info.run_id, key=info.idempotency_key, step=info.key, of=of, in_doubt=receipts is None
+                kind="refund",
+                thing=thing,
+                run=info.run_id,
+                key=info.idempotency_key,
+                step=info.key,
+                of=of,
+                in_doubt=receipts is None,
             )
             provider.refund(refund)
             if before < node.undo_fails:
@@ -362,5 +368,3 @@ def flows_of(process: Process, versions: list[Version], current: int) -> Iterato
 def some_pause(what: str, seed: int) -> float:
     """How long something takes, which depends on nothing else."""
     return random.Random(f"{seed} {what}").choice((0.0, 0.0, 0.0, 0.01, 0.3))
-
-

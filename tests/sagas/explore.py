@@ -1,4 +1,4 @@
-"""Tries many programs and shows which go wrong: `python -m tests.sagas.explore 0 500`, or one of them, cut down: `... --seed 17`."""
+"""Tries many programs and shows which go wrong: `python -m tests.sagas.explore 0 500`. With `--seed 17` it cuts that one down."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--kind", help="only violations of this kind")
     parser.add_argument("--as-it-is", action="store_true")
+    parser.add_argument("--brief", action="store_true", help="without the log")
     args = parser.parse_args()
     if args.seed is not None:
-        show(args.seed, args.kind, is_shrunk=not args.as_it_is)
+        show(args.seed, args.kind, is_shrunk=not args.as_it_is, is_brief=args.brief)
         return
-    kinds, seeds = Counter[str](), dict[str, list[int]]()
+    kinds, seeds, ends = Counter[str](), dict[str, list[int]](), Counter[str]()
     began_at = time.monotonic()
     for seed in range(*args.range):
-        found, _ = try_out(random_program(seed))
+        found, trial = try_out(random_program(seed))
+        ends.update(trial.ends)
         for kind in {each.kind for each in found}:
             kinds[kind] += 1
             seeds.setdefault(kind, []).append(seed)
     print(f"{time.monotonic() - began_at:.1f} s")
+    print(dict(ends))
     for kind, count in kinds.most_common():
         print(f"{kind:20} {count:5} {seeds[kind][:12]}")
 
 
-def show(seed: int, kind: str | None, *, is_shrunk: bool) -> None:
+def show(seed: int, kind: str | None, *, is_shrunk: bool, is_brief: bool) -> None:
     program = random_program(seed)
     found, _ = try_out(program)
     wanted = kind or (found[0].kind if found else "")
@@ -45,12 +48,8 @@ def show(seed: int, kind: str | None, *, is_shrunk: bool) -> None:
         program = shrunk(program, still_fails)
     found, trial = try_out(program)
     print(program)
-    print("log:")
-    for line in trial.log:
-        print("  " + line)
-    print("book:")
-    for event in trial.provider.book:
-        print("  ", event)
+    if not is_brief:
+        print("log:", *trial.log, sep="\n  ")
     print("found:")
     for each in found:
         print("  ", each)

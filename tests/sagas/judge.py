@@ -98,7 +98,9 @@ class Judge:
                 yield Violation("refunded twice", f"{event.of!r} was refunded under {keys}")
             charge.refunds.append(event)
         if event.run != charge.event.run and not self._may_refund(event.run, charge.event.run):
-            yield Violation("another's refund", f"{event.run!r} refunded what {charge.event.run!r} had charged under {event.of!r}")
+            yield Violation(
+                "another's refund", f"{event.run!r} refunded what {charge.event.run!r} had charged under {event.of!r}"
+            )
 
     def _may_refund(self, run_id: str, charged_by: str) -> bool:
         """Whether the run is a parent, or a fork that took over."""
@@ -123,9 +125,13 @@ class Judge:
         """A result that its run has completed with stands for a charge. What a fork has copied belongs to its original."""
         charge = self._charges.get(key)
         if charge is None:
-            yield Violation("result of nothing", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was not charged")
+            yield Violation(
+                "result of nothing", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was not charged"
+            )
         elif charge.refunds and charge.event.run == run.info.id:
-            yield Violation("refunded in force", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was refunded")
+            yield Violation(
+                "refunded in force", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was refunded"
+            )
 
     def _kept(self, event: Event) -> Iterator[Violation]:
         """A charge that was not refunded, though its step has a compensation."""

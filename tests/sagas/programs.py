@@ -92,7 +92,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Op:
-    """Something that is done to the runs, `after` so many seconds. `pick` chooses the run, and `n` what is chosen in it."""
+    """Something that is done to the runs, `after` so many seconds. `pick` chooses a run, or 1 all of them, and `n` what in it."""
 
     kind: str
     after: float
@@ -119,7 +119,9 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, max_attempts={self.max_attempts}, unload_grace={self.grace:g}"]
-        lines += [f"start main as {start.run_id!r}" + (f" with {start.deadline:g} s" if start.deadline else "") for start in self.starts]
+        lines += [
+            f"start main as {start.run_id!r}" + (f" with {start.deadline:g} s" if start.deadline else "") for start in self.starts
+        ]
         lines += ["main:", *(line for node in self.version.nodes for line in lines_of(node, "  "))]
         return "\n".join([*lines, "then:", *(f"  {op}" for op in self.ops)])
 
@@ -139,7 +141,7 @@ def rewrite(nodes: tuple[Node, ...], change: Callable[[tuple[Node, ...]], tuple[
 
 # From here on: how a program is made.
 
-PAYING: Final = ("pay", "pay", "pay", "pay", "pay", "check", "map")
+PAYING: Final = (*("pay",) * 8, "check", "map")
 WAITING: Final = ("sleep", "signal")
 BRANCHING: Final = ("gather", "gather", "group", "limit", "race", "guard", "child", "child", "each")
 ENDING: Final = ("bug", "refuse", "again")
@@ -154,7 +156,7 @@ class _Maker:
 
     def nodes(self, depth: int, path: str) -> tuple[Node, ...]:
         rng = self.rng
-        kinds = (*PAYING, *PAYING, *WAITING, *(BRANCHING if depth else ()))
+        kinds = (*PAYING, *WAITING, *WAITING, *(BRANCHING if depth else ()))
         return tuple(self.node(rng.choice(kinds), f"{path}.{number}", depth) for number in range(rng.randint(1, 3)))
 
     def node(self, kind: str, at: str, depth: int) -> Node:
@@ -188,8 +190,8 @@ class _Maker:
         scope = rng.choice(SCOPES) if kind == "pay" else ""
         key = self.key(at, KEYS, scope)
         tries = rng.choice((1, 1, 1, 2, 3))
-        hangs = rng.choice((0, 0, 0, 0, 0, 1, ALWAYS))
-        undo_fails = rng.choice((0, 0, 0, 0, 1, 2, ALWAYS))
+        hangs = rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 1, ALWAYS))
+        undo_fails = rng.choice((0, 0, 0, 0, 0, 1, 2, ALWAYS))
         undo_tries = rng.choice((1, 3))
         return Node(
             kind,
@@ -200,7 +202,7 @@ class _Maker:
             plain=rng.random() < 0.25,
             once=tries == 1 and rng.random() < 0.2,
             tries=tries,
-            fails=rng.choice((1, 2, 5, ALWAYS)) if kind == "check" else rng.choice((0, 0, 0, 0, 0, 1, 2, ALWAYS)),
+            fails=rng.choice((0, 0, 1, 1, 2, 5, ALWAYS)) if kind == "check" else rng.choice((0,) * 12 + (1, 1, 2, ALWAYS)),
             hangs=hangs if kind != "check" else 0,
             caught=rng.random() < 0.25,
             eager=rng.random() < 0.7,
@@ -216,10 +218,10 @@ class _Maker:
         used = self.used[-1]
         for _ in range(3):
             key = self.rng.choice(choices) if choices else ""
-            if key and (scope, key) not in used:
-                used.add((scope, key))
+            own = (scope, key.partition("[")[0])  # the items of a map have keys of their own
+            if key and own not in used:
+                used.add(own)
                 return key
-        used.add((scope, f"k{at}"))
         return f"k{at}"
 
 
@@ -238,14 +240,14 @@ def random_program(seed: int) -> Program:
         nodes = (*nodes, Node(kind, ".e", "e", count=1 if kind == "again" else 0))
     version = Version(nodes)
     ids = rng.sample(RUN_IDS, rng.choice((1, 1, 1, 2, 3)))
-    starts = tuple(Start(run_id, rng.choice((None, None, None, 2.0, 30.0))) for run_id in ids)
+    starts = tuple(Start(run_id, rng.choice((None, None, None, None, 2.0, 30.0))) for run_id in ids)
     kinds = rng.choice((CALM, CALM, DEPLOYING, CRASHING, EVERYTHING, EVERYTHING))
     places = [node.at for node in all_nodes(nodes)]
-    ops = tuple(_random_op(rng, rng.choice(kinds), places) for _ in range(rng.randint(0, 8)))
+    ops = tuple(_random_op(rng, rng.choice(kinds), places) for _ in range(rng.randint(0, 9)))
     return Program(seed, version, starts, ops, rng.choice((1, 2, 3, 10)), rng.choice((0.0, 0.0, 0.5)))
 
 
-_OPERATING: Final = ("retry", "retry", "retry", "cancel", "fork", "signal", "signal")
+_OPERATING: Final = ("retry", "retry", "retry all", "retry all", "cancel", "fork", "signal", "signal")
 CALM: Final = (*_OPERATING, "crash")
 DEPLOYING: Final = (*_OPERATING, "deploy", "deploy", "deploy", "rollback", "cancel")
 CRASHING: Final = (*_OPERATING, "crash", "crash", "crash", "flaky", "kill", "poison")
@@ -259,6 +261,8 @@ def _random_op(rng: random.Random, kind: str, places: list[str]) -> Op:
             return Op(kind, after, n=rng.choice((1, 2, 3, 4, 5, 6, 8, 10, 15)), is_after=rng.random() < 0.5)
         case "poison":
             return Op(kind, after, n=rng.randint(1, 4))
+        case "retry all":
+            return Op("retry", after, 1.0)
         case "signal":
             return Op(kind, after, pick, what=rng.choice(SIGNALS))
         case "deploy":
@@ -311,5 +315,3 @@ def _edited_at(nodes: tuple[Node, ...], at: str, how: str, number: int) -> tuple
 
 def _new_payment(at: str) -> Node:
     return Node("pay", at, f"k{at}", asked=True)
-
-

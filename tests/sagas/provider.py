@@ -1,7 +1,7 @@
 """A payment provider that knows idempotency keys, and the book of everything it was asked.
 
-A second charge under a key gives the first one and charges nothing. A second refund under a key refunds nothing. The book may be a
-file, which every process appends to under a lock: what is in it survives a kill.
+A second charge under a key gives the first one and charges nothing. A second refund under a key refunds nothing. The book may be
+a file, which every process appends to under a lock: what is in it survives a kill.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -43,6 +43,7 @@ class Provider:
         self._path = path
         self._read = 0
         self.book: list[Event] = []
+        self.on_event: Callable[[Event], None] | None = None
         self._charges: dict[str, Event] = {}
         self._calls = Counter[tuple[str, str]]()
 
@@ -72,6 +73,8 @@ class Provider:
 
     def _write(self, event: Event) -> None:
         self._take(event)
+        if self.on_event is not None:
+            self.on_event(event)
         if self._path is not None:
             line = msgspec.json.encode(event) + b"\n"
             os.write(self._file, line)

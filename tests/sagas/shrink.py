@@ -45,25 +45,27 @@ def _smaller(program: Program) -> Iterator[Program]:
     for index in range(len(program.ops)):
         yield replace(program, ops=program.ops[:index] + program.ops[index + 1 :])
     if len(program.starts) > 1:
-        for start in program.starts:
-            yield replace(program, starts=(start,))
-    for start in program.starts:
-        if start.deadline is not None:
-            yield replace(program, starts=tuple(replace(each, deadline=None) if each is start else each for each in program.starts))
+        yield from (replace(program, starts=(start,)) for start in program.starts)
+    if any(start.deadline is not None for start in program.starts):
+        yield replace(program, starts=tuple(replace(start, deadline=None) for start in program.starts))
     for node in all_nodes(program.version.nodes):
-        yield _with(program, node, ())
-        for branch in node.branches:
-            yield _with(program, node, branch)
-        if len(node.branches) > 2:  # noqa: PLR2004 - of two branches both are needed
-            for index in range(len(node.branches)):
-                fewer = node.branches[:index] + node.branches[index + 1 :]
-                yield _with(program, node, (replace(node, branches=fewer),))
-        for name, value in _SIMPLER.items():
-            if getattr(node, name) != value and (name != "seconds" or node.seconds):
-                yield _with(program, node, (replace(node, **{name: value}),))  # type: ignore[arg-type]  # a value of that field
-    for name, value in (("max_attempts", 10), ("grace", 0.0)):
-        if getattr(program, name) != value:
-            yield replace(program, **{name: value})  # type: ignore[arg-type]  # a value of that field
+        yield from (_with(program, node, new) for new in _simpler(node))
+    if program.max_attempts != 10:
+        yield replace(program, max_attempts=10)
+    if program.grace:
+        yield replace(program, grace=0.0)
+
+
+def _simpler(node: Node) -> Iterator[tuple[Node, ...]]:
+    """What may stand in place of a node."""
+    yield ()
+    yield from node.branches
+    if len(node.branches) > 2:
+        for index in range(len(node.branches)):
+            yield (replace(node, branches=node.branches[:index] + node.branches[index + 1 :]),)
+    for name, value in _SIMPLER.items():
+        if getattr(node, name) != value and (name != "seconds" or node.seconds):
+            yield (replace(node, **{name: value}),)  # type: ignore[arg-type]  # a value of that field
 
 
 def _with(program: Program, old: Node, new: tuple[Node, ...]) -> Program:

@@ -27,7 +27,7 @@ from tests.sagas import promised
 from tests.sagas.bodies import flows_of, main_flow, some_pause
 from tests.sagas.judge import Ended, Judge, Violation
 from tests.sagas.programs import Op, Program, Version, edited
-from tests.sagas.provider import Provider
+from tests.sagas.provider import Event, Provider
 from tests.simulation import WRITES, LoopClock, simulate
 
 LEASE: Final = 30.0
@@ -38,6 +38,17 @@ _LOOKS: Final = 40
 # After how many looks without an end the code is rolled back to another version, again and again.
 _PATIENCE: Final = 2
 _READS: Final = frozenset({"get", "journal", "inbox", "list", "count", "due", "items"})
+
+
+class TickingClock(LoopClock):
+    """The loop's time, which also passes a little whenever somebody asks: no two instants are alike, as with real clocks."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+
+    def now(self) -> int:
+        self._ticks += 1
+        return super().now() + self._ticks
 
 
 class Died(Exception):
@@ -52,6 +63,7 @@ class OneProcess:
     def __init__(self, trial: Trial, dies_at: int | None = None, *, after_commit: bool = False) -> None:
         self._trial = trial
         self.provider = trial.provider
+        self.clock = trial.clock
         self.is_alive = True
         self.has_claimed = False
         # After how many writes it dies, or fails once.
@@ -168,7 +180,7 @@ class Beat:
         if not held:
             return
         with contextlib.suppress(PersistenceError):
-            pulses = await self._process.store.renew([one.lease for one in held], LEASE, now=LoopClock().now())
+            pulses = await self._process.store.renew([one.lease for one in held], LEASE, now=self._process.clock.now())
             for one, pulse in zip(held, pulses, strict=True):
                 if pulse is None:
                     one.mark_lost()
@@ -186,6 +198,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.store: Any = stores.memory()
+        self.clock = TickingClock()
         self.versions: list[Version] = [self.program.version]
         self.current = 0
         self._process: OneProcess | None = None
@@ -196,14 +209,17 @@ class Trial:
         self._forks: dict[str, str | None] = {}
         self._abandoned: set[str] = set()
         self._poke: asyncio.Event
+        # How the runs ended, and whether their charges were refunded.
+        self.ends: list[str] = []
 
     async def run(self) -> list[Violation]:
         """What went wrong."""
         self._poke = asyncio.Event()
+        self.provider.on_event = self.in_book
         asyncio.get_running_loop().set_exception_handler(lambda _, __: None)  # branches that a body leaves behind when it fails
         found: list[Violation] = []
         try:
-            async with asyncio.timeout(MOST_SECONDS), Runtime(self.store, clock=LoopClock(), concurrency=0) as operator:
+            async with asyncio.timeout(MOST_SECONDS), Runtime(self.store, clock=self.clock, concurrency=0) as operator:
                 fleet = asyncio.ensure_future(self._work())
                 try:
                     await self._start(operator)
@@ -216,9 +232,16 @@ class Trial:
                     self._poke.set()
                     await fleet
                 runs = {info.id: await self._ended(operator, info) for info in await operator.list(limit=1000)}
+                self.ends = [run.info.status for run in runs.values()]
+                self.ends += [event.kind for event in self.provider.book if event.kind in ("charge", "refund")]
         except TimeoutError:
             return [Violation("hang", "the program does not come to an end")]
         return found + Judge(self.provider.read(), runs).violations()
+
+    def in_book(self, event: Event) -> None:
+        """Let the log tell what the provider is asked."""
+        said = [event.kind, event.thing, event.key and f"under {event.key!r}", event.of and f"of {event.of!r}"]
+        self.note(" ".join([*filter(None, said), *(["in doubt"] if event.in_doubt else [])]))
 
     def note(self, what: str) -> None:
         self.log.append(f"{asyncio.get_running_loop().time():9.2f} {what}")
@@ -237,7 +260,7 @@ class Trial:
         runtime = Runtime(
             process.store,
             flows_of(process, self.versions, self.current),
-            clock=LoopClock(),
+            clock=self.clock,
             concurrency=0,
             lease_ttl=LEASE,
             unload_grace=self.program.grace,
@@ -293,13 +316,16 @@ class Trial:
             case "rollback":
                 self.current, self._must_restart = max(0, self.current - 1), True
             case _:
-                await self._change_run(operator, op)
+                await self._change_runs(operator, op)
         self.note(str(op))
         self._poke.set()
 
-    async def _change_run(self, operator: Runtime, op: Op) -> None:
+    async def _change_runs(self, operator: Runtime, op: Op) -> None:
         ids = sorted(info.id for info in await operator.list(limit=1000))
-        run_id = ids[int(op.pick * len(ids))]
+        for run_id in [ids[int(op.pick * len(ids))]] if op.pick < 1 else ids:
+            await self._change_run(operator, op, run_id)
+
+    async def _change_run(self, operator: Runtime, op: Op, run_id: str) -> None:
         try:
             match op.kind:
                 case "cancel":
@@ -396,5 +422,3 @@ def try_out(program: Program) -> tuple[list[Violation], Trial]:
     random.seed(program.seed)  # for the pauses of retries
     with _quiet():
         return simulate(trial.run()), trial
-
-
