@@ -39,6 +39,11 @@ class Process(Protocol):
         """How long a second of the program takes."""
         ...
 
+    @property
+    def prefix(self) -> str:
+        """How the names of the workflows begin."""
+        ...
+
     def check(self) -> None:
         """Raise if this process has died, and does nothing any more."""
         ...
@@ -320,7 +325,7 @@ async def _perform(process: Process, version: Version, nodes: tuple[Node, ...], 
     return body.receipts
 
 
-def main_flow(process: Process, version: Version, name: str = "main") -> Workflow[Any, Any]:
+def main_flow(process: Process, version: Version) -> Workflow[Any, Any]:
     """The workflow of a version."""
 
     async def main(ctx: Context[Any], again: int) -> Any:
@@ -331,17 +336,17 @@ def main_flow(process: Process, version: Version, name: str = "main") -> Workflo
             return ended.args[1]
         return ended
 
-    return Workflow(name, main, retired=[key for key, _ in version.retired], on_definition_change="ignore")
+    return Workflow(f"{process.prefix}main", main, retired=[key for key, _ in version.retired], on_definition_change="ignore")
 
 
-def flow_of(process: Process, version: Version, node: Node, prefix: str = "sub") -> Workflow[Any, Any]:
+def flow_of(process: Process, version: Version, node: Node) -> Workflow[Any, Any]:
     """The workflow of a child."""
 
     async def sub(ctx: Context[Any], given: str, parent: str) -> Any:
         return await _perform(process, version, node.branches[0], ctx, _place_of(ctx, given, parent), 0)
 
     retired = [key for key, _ in version.retired]
-    return Workflow(f"{prefix}{node.at}", sub, retired=retired, on_definition_change="ignore")
+    return Workflow(f"{process.prefix}sub{node.at}", sub, retired=retired, on_definition_change="ignore")
 
 
 def each_flow_of(process: Process, version: Version, node: Node) -> Workflow[Any, Any]:
@@ -351,7 +356,7 @@ def each_flow_of(process: Process, version: Version, node: Node) -> Workflow[Any
         return await _perform(process, version, node.branches[0], ctx, _place_of(ctx, *given), 0)
 
     retired = [key for key, _ in version.retired]
-    return Workflow(f"sub{node.at}", sub, retired=retired, on_definition_change="ignore")
+    return Workflow(f"{process.prefix}sub{node.at}", sub, retired=retired, on_definition_change="ignore")
 
 
 def flows_of(process: Process, versions: list[Version], current: int) -> Iterator[Workflow[Any, Any]]:

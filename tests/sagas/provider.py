@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ class Provider:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._read = 0
+        # Plain steps ask in threads.
+        self._lock = threading.RLock()
         self.book: list[Event] = []
         self.on_event: Callable[[Event], None] | None = None
         self._charges: dict[str, Event] = {}
@@ -89,10 +92,16 @@ class Provider:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Nobody else writes meanwhile, and everything that was written is known. A line is whole, or was cut off by a kill."""
-        if self._path is None:
-            yield
-            return
-        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with self._lock:
+            if self._path is None:
+                yield
+            else:
+                with self._file_turn(self._path):
+                    yield
+
+    @contextmanager
+    def _file_turn(self, path: Path) -> Iterator[None]:
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             new = os.pread(self._file, 1 << 26, self._read)

@@ -1,4 +1,4 @@
-"""Random sagas against a provider's book: charged is refunded or kept, no key means two things, nothing stays undone in silence."""
+"""Random sagas against a provider's book: charged is refunded or kept, no key means two things, nothing is left in silence."""
 
 from __future__ import annotations
 

@@ -20,13 +20,12 @@ from typing import Any, Final
 
 from perdure import Runtime, stores
 from perdure.engine.heartbeat import HeldLease
-from perdure.errors import PerdureError, PersistenceError
+from perdure.errors import PersistenceError
 from perdure.model.clock import elapsed
-from perdure.model.records import UNFINISHED, RunInfo
-from tests.sagas import promised
-from tests.sagas.bodies import flows_of, main_flow, some_pause
-from tests.sagas.judge import Ended, Judge, Violation
-from tests.sagas.programs import Op, Program, Version, edited
+from tests.sagas.bodies import flows_of, some_pause
+from tests.sagas.judge import Violation
+from tests.sagas.operating import Operator
+from tests.sagas.programs import Op, Program
 from tests.sagas.provider import Event, Provider
 from tests.simulation import WRITES, LoopClock, simulate
 
@@ -59,6 +58,7 @@ class OneProcess:
     """A process that drives runs, and what it shares with none."""
 
     pace = 1.0
+    prefix = ""
 
     def __init__(self, trial: Trial, dies_at: int | None = None, *, after_commit: bool = False) -> None:
         self._trial = trial
@@ -199,15 +199,11 @@ class Trial:
     def __post_init__(self) -> None:
         self.store: Any = stores.memory()
         self.clock = TickingClock()
-        self.versions: list[Version] = [self.program.version]
-        self.current = 0
         self._process: OneProcess | None = None
         self._beat: Beat | None = None
         self._must_restart = False
         self._is_over = False
         self._poisoned = 0
-        self._forks: dict[str, str | None] = {}
-        self._abandoned: set[str] = set()
         self._poke: asyncio.Event
         # How the runs ended, and whether their charges were refunded.
         self.ends: list[str] = []
@@ -216,27 +212,27 @@ class Trial:
         """What went wrong."""
         self._poke = asyncio.Event()
         self.provider.on_event = self.in_book
-        asyncio.get_running_loop().set_exception_handler(lambda _, __: None)  # branches that a body leaves behind when it fails
-        found: list[Violation] = []
+        # Branches that a body leaves behind when it fails say so.
+        asyncio.get_running_loop().set_exception_handler(lambda _, __: None)
         try:
-            async with asyncio.timeout(MOST_SECONDS), Runtime(self.store, clock=self.clock, concurrency=0) as operator:
-                fleet = asyncio.ensure_future(self._work())
+            async with asyncio.timeout(MOST_SECONDS), Runtime(self.store, clock=self.clock, concurrency=0) as runtime:
+                operator = Operator(runtime, self.program, note=self.note)
+                fleet = asyncio.ensure_future(self._work(operator))
                 try:
-                    await self._start(operator)
+                    await operator.start(OneProcess(self))
                     for op in self.program.ops:
                         await asyncio.sleep(op.after)
                         await self._operate(operator, op)
-                    found += await self._bring_to_an_end(operator)
+                    await self._bring_to_an_end(operator)
                 finally:
                     self._is_over = True
                     self._poke.set()
                     await fleet
-                runs = {info.id: await self._ended(operator, info) for info in await operator.list(limit=1000)}
-                self.ends = [run.info.status for run in runs.values()]
-                self.ends += [event.kind for event in self.provider.book if event.kind in ("charge", "refund")]
+                book = self.provider.read()
+                self.ends = [*await operator.statuses(), *(event.kind for event in book if event.kind in ("charge", "refund"))]
+                return await operator.violations(book)
         except TimeoutError:
             return [Violation("hang", "the program does not come to an end")]
-        return found + Judge(self.provider.read(), runs).violations()
 
     def in_book(self, event: Event) -> None:
         """Let the log tell what the provider is asked."""
@@ -248,18 +244,18 @@ class Trial:
 
     # The processes.
 
-    async def _work(self) -> None:
+    async def _work(self, operator: Operator) -> None:
         """Drive what is due, in one process after the other."""
         while not self._is_over:
             process = self._process = OneProcess(self, 2 if self._poisoned else None, after_commit=False)
             self._poisoned = max(0, self._poisoned - 1)
             self._must_restart = False
-            await self._live(process)
+            await self._live(process, operator)
 
-    async def _live(self, process: OneProcess) -> None:
+    async def _live(self, process: OneProcess, operator: Operator) -> None:
         runtime = Runtime(
             process.store,
-            flows_of(process, self.versions, self.current),
+            flows_of(process, operator.versions, operator.current),
             clock=self.clock,
             concurrency=0,
             lease_ttl=LEASE,
@@ -293,14 +289,7 @@ class Trial:
 
     # The operator.
 
-    async def _start(self, operator: Runtime) -> None:
-        flow = main_flow(OneProcess(self), self.program.version)
-        for start in self.program.starts:
-            options: dict[str, Any] = {} if start.deadline is None else {"deadline": start.deadline}
-            await operator.start(flow, 0, id=start.run_id, **options)
-        self._poke.set()
-
-    async def _operate(self, operator: Runtime, op: Op) -> None:
+    async def _operate(self, operator: Operator, op: Op) -> None:
         """Do it, if it can be done now."""
         process = self._process
         match op.kind:
@@ -310,91 +299,22 @@ class Trial:
                 process.die()
             case "poison":
                 self._poisoned, self._must_restart = op.n, True
-            case "deploy":
-                self.versions.append(edited(self.versions[self.current], op.what, op.n))
-                self.current, self._must_restart = len(self.versions) - 1, True
-            case "rollback":
-                self.current, self._must_restart = max(0, self.current - 1), True
+            case _ if operator.deploy(op):
+                self._must_restart = True
             case _:
-                await self._change_runs(operator, op)
+                await operator.change_runs(op)
         self.note(str(op))
         self._poke.set()
 
-    async def _change_runs(self, operator: Runtime, op: Op) -> None:
-        ids = sorted(info.id for info in await operator.list(limit=1000))
-        for run_id in [ids[int(op.pick * len(ids))]] if op.pick < 1 else ids:
-            await self._change_run(operator, op, run_id)
-
-    async def _change_run(self, operator: Runtime, op: Op, run_id: str) -> None:
-        try:
-            match op.kind:
-                case "cancel":
-                    await operator.cancel(run_id)
-                case "abandon":
-                    if await promised.abandon(operator, run_id):
-                        self._abandoned.add(run_id)
-                case "retry":
-                    await operator.retry(run_id)
-                case "signal":
-                    await operator.signal(run_id, op.what)
-                case "fork":
-                    await self._fork(operator, run_id, op)
-        except (PerdureError, ValueError) as refusal:
-            self.note(f"{op.kind} {run_id!r} refused: {refusal}")
-        else:
-            self.note(f"{op.kind} {run_id!r}")
-
-    async def _fork(self, operator: Runtime, run_id: str, op: Op) -> None:
-        keys = list(dict.fromkeys(entry.key for entry in await self.store.journal(run_id) if entry.key))
-        keys = [key for key in keys if not key.startswith("%")]
-        if keys:
-            new_id = f"x{len(self._forks)}"
-            takes = await promised.fork(operator, run_id, keys[op.n % len(keys)], new_id, take_over=op.what == "take over")
-            self._forks[new_id] = run_id if takes else None
-
-    # The end.
-
-    async def _bring_to_an_end(self, operator: Runtime) -> list[Violation]:
+    async def _bring_to_an_end(self, operator: Operator) -> None:
         for look in range(_LOOKS):
-            left = await operator.list(status=UNFINISHED, limit=1000)
-            if not left:
-                return []
-            for info in left:
-                with contextlib.suppress(PerdureError):
-                    await self._send_what_is_awaited(operator, info)
-                    if info.problem is not None:
-                        await operator.unhold(info.id)  # due at once
+            if not await operator.push_on():
+                return
             if look > _PATIENCE and look % 2:
-                self.current, self._must_restart = (self.current - 1) % len(self.versions), True
-                self.note(f"version {self.current}")
+                operator.roll_back()
+                self._must_restart = True
             self._poke.set()
             await asyncio.sleep(_LOOK_EVERY)
-        return [Violation("hang", await self._describe(info)) for info in await operator.list(status=UNFINISHED, limit=1000)]
-
-    async def _send_what_is_awaited(self, operator: Runtime, info: RunInfo) -> None:
-        for awaited in info.waiting_for:
-            if awaited.kind == "signal":
-                await operator.signal(info.id, awaited.name)
-
-    async def _describe(self, info: RunInfo) -> str:
-        waits = ", ".join(map(str, info.waiting_for)) or "nothing"
-        return f"run {info.id!r} is {info.status} and waits for {waits}, wake_at={info.wake_at}, problem={info.problem!r}"
-
-    async def _ended(self, operator: Runtime, info: RunInfo) -> Ended:
-        row = await self.store.get(info.id)
-        described = await operator.describe(info.id)
-        value = described.value if info.status == "completed" else None
-        again = described.input[0][0] if described.workflow == "main" else 0
-        error = "" if described.error is None else f"{described.error.type} {described.error.message}"
-        return Ended(
-            info,
-            [(thing, key) for thing, key in value or []],
-            await promised.not_undone(operator, info.id) if info.status != "completed" else None,
-            error,
-            again,
-            row.parent_id,
-            self._forks.get(info.id),
-        )
 
 
 async def _sweep(runtime: Runtime) -> None:
