@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
-from perdure import Context, Err, Retry, StepFailed, StepTimeout, Workflow, current_step, step
+from perdure import Context, Err, Retry, StepFailed, StepInfo, StepTimeout, Workflow, current_step, step
 from perdure.errors import COMPENSATION_PREFIX, RunCancelled, RunConflict, RunDead
 from tests.sagas import promised
 from tests.sagas.programs import Node, Version, all_nodes
@@ -93,7 +93,7 @@ class Body:
         thing = self.thing(node)
         undo = self.undo_of(node, ctx, {node.key: thing})
         call = self.plain_call(node, thing) if node.plain else self.call(node, thing)
-        self.receipts += await ctx.step("pay", call, key=node.key, **self.options(node, undo))
+        self.receipts += await ctx.step(f"pay{node.at}", call, key=node.key, **self.options(node, undo))
 
     async def map(self, node: Node) -> None:
         things = {f"{node.key}[{item}]": self.thing(node, item) for item in range(node.count)}
@@ -253,11 +253,12 @@ class Body:
         async def undo(receipts: Receipts) -> None:
             """Refund what a child has charged, one thing after the other, each under a key of its own."""
             info, provider = current_step(), self.process.provider
-            for thing, of in receipts:
-                self.process.check()
-                key = f"{info.idempotency_key}:{of}"
-                provider.refund(Event(kind="refund", thing=thing, run=info.run_id, key=key, step=info.key, of=of))
-                await self.process.dawdle(f"undo {thing}")
+            self.process.check()
+            before = provider.begin(Event(kind="undoing", thing=f"{self.path}{node.at}", run=info.run_id))
+            await self.process.dawdle(f"undo {node.at} {before}")
+            if before < node.undo_fails:
+                raise NoAnswer(node.at)
+            refund_all(self.process, info, receipts)
 
         return undo
 
@@ -279,6 +280,44 @@ class Refused(Exception):
 
 class StartAgain(Exception):
     """The workflow starts over, unless it has done so this often."""
+
+
+def refund_all(process: Process, info: StepInfo, receipts: Receipts) -> None:
+    """Refund what a child has charged, one thing after the other, each under a key of its own."""
+    for thing, of in receipts:
+        process.check()
+        key = f"{info.idempotency_key}:{of}"
+        process.provider.refund(Event(kind="refund", thing=thing, run=info.run_id, key=key, step=info.key, of=of))
+
+
+def undo_of_retired(process: Process) -> Callable[[Any], Any]:
+    """What undoes steps and children that the code has no more."""
+
+    async def undo(receipts: Receipts | None) -> None:
+        process.check()
+        info = current_step()
+        of = info.idempotency_key.replace(COMPENSATION_PREFIX, "", 1)
+        if receipts and receipts[0][1] != of:
+            refund_all(process, info, receipts)
+            return
+        refund = Event(
+            kind="refund",
+            thing="retired",
+            run=info.run_id,
+            key=info.idempotency_key,
+            step=info.key,
+            of=of,
+            in_doubt=receipts is None,
+        )
+        process.provider.refund(refund)
+
+    return undo
+
+
+def _options_of(process: Process, version: Version) -> dict[str, Any]:
+    """The options of all workflows of a version."""
+    undo = undo_of_retired(process) if version.undoes_retired else None
+    return {"retired": promised.retired(version.retired, undo), "on_definition_change": "ignore"}
 
 
 def _item_of(undone: str, keys: list[str]) -> str:
@@ -336,7 +375,7 @@ def main_flow(process: Process, version: Version) -> Workflow[Any, Any]:
             return ended.args[1]
         return ended
 
-    return Workflow(f"{process.prefix}main", main, retired=[key for key, _ in version.retired], on_definition_change="ignore")
+    return Workflow(f"{process.prefix}main", main, **_options_of(process, version))
 
 
 def flow_of(process: Process, version: Version, node: Node) -> Workflow[Any, Any]:
@@ -345,8 +384,7 @@ def flow_of(process: Process, version: Version, node: Node) -> Workflow[Any, Any
     async def sub(ctx: Context[Any], given: str, parent: str) -> Any:
         return await _perform(process, version, node.branches[0], ctx, _place_of(ctx, given, parent), 0)
 
-    retired = [key for key, _ in version.retired]
-    return Workflow(f"{process.prefix}sub{node.at}", sub, retired=retired, on_definition_change="ignore")
+    return Workflow(f"{process.prefix}sub{node.at}", sub, **_options_of(process, version))
 
 
 def each_flow_of(process: Process, version: Version, node: Node) -> Workflow[Any, Any]:
@@ -355,8 +393,7 @@ def each_flow_of(process: Process, version: Version, node: Node) -> Workflow[Any
     async def sub(ctx: Context[Any], given: list[str]) -> Any:
         return await _perform(process, version, node.branches[0], ctx, _place_of(ctx, *given), 0)
 
-    retired = [key for key, _ in version.retired]
-    return Workflow(f"{process.prefix}sub{node.at}", sub, retired=retired, on_definition_change="ignore")
+    return Workflow(f"{process.prefix}sub{node.at}", sub, **_options_of(process, version))
 
 
 def flows_of(process: Process, versions: list[Version], current: int) -> Iterator[Workflow[Any, Any]]:

@@ -35,7 +35,9 @@ class Ended:
     # How often it has started over.
     again: int = 0
     parent_id: str | None = None
-    # Whether this run may refund what the run with this id has charged.
+    # Whether an operator asked that nothing is undone.
+    is_abandoned: bool = False
+    # The run whose charges this one may refund, since it took over.
     takes_over: str | None = None
 
 
@@ -55,13 +57,17 @@ class Judge:
         self._by_thing: dict[str, list[_Charge]] = defaultdict(list)
         # What each key was used for.
         self._uses: dict[str, tuple[str, str]] = {}
+        # What was being undone since each charge: the things of steps and of children.
+        self._undone: list[str] = []
 
     def violations(self) -> list[Violation]:
         found = [violation for event in self._book for violation in self._read(event)]
         return list(dict.fromkeys([*found, *self._in_the_end()]))
 
     def _read(self, event: Event) -> Iterator[Violation]:
-        if event.kind == "charge":
+        if event.kind == "undoing":
+            self._undone.append(event.thing)
+        elif event.kind == "charge":
             yield from self._used(event.key, ("charge", event.thing))
             yield from self._charged(event)
         elif event.kind == "refund":
@@ -77,7 +83,7 @@ class Judge:
         known = self._charges.get(event.key)
         if known is None:
             for other in self._by_thing[event.thing]:
-                if not other.refunds:
+                if not other.refunds and not self._is_of_undone_child(other, event):
                     yield Violation(
                         "charged again", f"{event.thing!r} was charged under {other.event.key!r} and again under {event.key!r}"
                     )
@@ -102,15 +108,26 @@ class Judge:
                 "another's refund", f"{event.run!r} refunded what {charge.event.run!r} had charged under {event.of!r}"
             )
 
+    def _is_of_undone_child(self, earlier: _Charge, event: Event) -> bool:
+        """Whether this is another run of a child that was undone. What it had charged and not given back is its own business."""
+        return earlier.event.run != event.run and any(event.thing.startswith(f"{thing}.") for thing in self._undone)
+
     def _may_refund(self, run_id: str, charged_by: str) -> bool:
         """Whether the run is a parent, or a fork that took over."""
         run = self._runs.get(run_id)
-        charging = self._runs.get(charged_by)
-        while charging is not None and charging.parent_id is not None:
-            if charging.parent_id == run_id:
+        return self._is_ancestor(run_id, charged_by) or (
+            run is not None
+            and run.takes_over is not None
+            and (run.takes_over == charged_by or self._is_ancestor(run.takes_over, charged_by))
+        )
+
+    def _is_ancestor(self, run_id: str, child_id: str) -> bool:
+        child = self._runs.get(child_id)
+        while child is not None and child.parent_id is not None:
+            if child.parent_id == run_id:
                 return True
-            charging = self._runs.get(charging.parent_id)
-        return run is not None and run.takes_over == charged_by
+            child = self._runs.get(child.parent_id)
+        return False
 
     def _in_the_end(self) -> Iterator[Violation]:
         for charge in self._charges.values():
@@ -128,10 +145,18 @@ class Judge:
             yield Violation(
                 "result of nothing", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was not charged"
             )
-        elif charge.refunds and charge.event.run == run.info.id:
-            yield Violation(
-                "refunded in force", f"run {run.info.id!r} completed with {thing!r} under {key!r}, which was refunded"
-            )
+            return
+        is_own = charge.event.run == run.info.id or self._is_ancestor(run.info.id, charge.event.run)
+        wrong = [
+            refund for refund in charge.refunds if not self._is_ancestor(refund.run, run.info.id) and not self._took(refund.run)
+        ]
+        if is_own and wrong:
+            text = f"run {run.info.id!r} completed with {thing!r} under {key!r}, which {wrong[0].run!r} refunded"
+            yield Violation("refunded in force", text)
+
+    def _took(self, run_id: str) -> bool:
+        run = self._runs.get(run_id)
+        return run is not None and run.takes_over is not None
 
     def _kept(self, event: Event) -> Iterator[Violation]:
         """A charge that was not refunded, though its step has a compensation."""
@@ -142,13 +167,20 @@ class Judge:
         status = run.info.status
         if status == "completed" or _again_of(event) < run.again:
             return
-        if status == "dead" and run.not_undone is None:
-            return
-        if event.step in (run.not_undone or ()) or f"{event.step}: " in run.error:
-            return
-        if status in ("failed", "cancelled", "dead"):
+        if run.not_undone is None:
+            is_said = status == "dead" or f"{event.step}: " in run.error
+        else:
+            may_stay = status == "dead" or f"{event.step}: " in run.error or self._is_abandoned(run)
+            is_said = may_stay and event.step in run.not_undone
+        if status in ("failed", "cancelled", "dead") and not is_said:
             late = "late" if "DeadlineExceeded" in run.error else status
             yield Violation("not undone", f"run {event.run!r} ended as {late}; {event.thing!r} is charged under {event.key!r}")
+
+    def _is_abandoned(self, run: Ended | None) -> bool:
+        """Whether nothing was to be undone in this run, or in one of its parents."""
+        while run is not None and not run.is_abandoned:
+            run = self._runs.get(run.parent_id) if run.parent_id is not None else None
+        return run is not None
 
 
 def _again_of(event: Event) -> int:

@@ -12,7 +12,7 @@ from perdure.model.records import UNFINISHED, RunInfo
 from tests.sagas import promised
 from tests.sagas.bodies import Process, main_flow
 from tests.sagas.judge import Ended, Judge, Violation
-from tests.sagas.programs import Op, Program, Version, edited
+from tests.sagas.programs import Op, Program, Version, edited, retiring
 from tests.sagas.provider import Event
 
 # A program has a few runs, and their children and forks.
@@ -33,6 +33,7 @@ class Operator:
         self.current = 0
         # The forks, each with the id of the run that it has taken over from.
         self._forks: dict[str, str | None] = {}
+        self._abandoned: set[str] = set()
 
     async def start(self, process: Process) -> None:
         """Start the runs of the program."""
@@ -50,10 +51,24 @@ class Operator:
             self.current = max(0, self.current - 1)
         return op.kind in ("deploy", "rollback")
 
-    def roll_back(self) -> None:
+    async def roll_back(self) -> None:
         """Go to the version before this one, and from the first to the last."""
         self.current = (self.current - 1) % len(self.versions)
         self._note(f"version {self.current}")
+
+    async def repair(self) -> None:
+        """Deploy what the problems of the runs ask for: code that knows how everything is undone that is not reached any more.
+
+        Where no code has changed, everything is reached.
+        """
+        if len(self.versions) == 1:
+            return
+        keys = set[str]()
+        for info in await self._list(status=UNFINISHED):
+            keys |= await promised.not_undone(self.runtime, info.id) or set()
+        self.versions.append(retiring(self.versions[self.current], sorted(keys), undoes=True))
+        self.current = len(self.versions) - 1
+        self._note(f"version {self.current} undoes what was retired: {sorted(keys)}")
 
     async def change_runs(self, op: Op) -> None:
         """Do this to the run that it picks, or to all, if they can take it."""
@@ -71,9 +86,11 @@ class Operator:
             case "cancel":
                 await self.runtime.cancel(run_id)
             case "abandon":
-                await promised.abandon(self.runtime, run_id)
+                if await promised.abandon(self.runtime, run_id):
+                    self._abandoned.add(run_id)
             case "retry":
                 await self.runtime.retry(run_id)
+                self._abandoned.discard(run_id)
             case "signal":
                 await self.runtime.signal(run_id, op.what)
             case "fork":
@@ -124,6 +141,7 @@ class Operator:
             again=described.input[0][0] if is_main else 0,
             parent_id=described.parent_id,
             takes_over=self._forks.get(info.id),
+            is_abandoned=info.id in self._abandoned,
         )
 
 

@@ -8,7 +8,7 @@ deploy is a function from one version to the next, and a program that fails can 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
@@ -75,11 +75,11 @@ def lines_of(node: Node, indent: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Version:
-    """The code as one deploy has it: the body of `main`, and what is no longer in it: keys, and for some what undoes them."""
+    """The code as one deploy has it: the body of `main`, and the keys that it has no more; it may say how these are undone."""
 
     nodes: tuple[Node, ...]
-    retired: tuple[tuple[str, str], ...] = ()
-    retired_with: tuple[tuple[str, str, str], ...] = ()
+    retired: tuple[str, ...] = ()
+    undoes_retired: bool = False
 
 
 @dataclass(frozen=True)
@@ -286,10 +286,13 @@ def edited(version: Version, edit: str, number: int) -> Version:
         return replace(version, nodes=without)
     changed = replace(version, nodes=rewrite(version.nodes, lambda nodes: _edited_at(nodes, at, how, number)))
     if how.startswith("retire") and node.kind in ("pay", "map") and not node.scope:
-        if how == "retire":
-            return replace(changed, retired=(*version.retired, (node.key, at)))
-        return replace(changed, retired_with=(*version.retired_with, (node.key, at, node.kind)))
+        return retiring(changed, [node.key], undoes=how == "retire with")
     return changed
+
+
+def retiring(version: Version, keys: Iterable[str], *, undoes: bool) -> Version:
+    """The code that says of these keys that it has them no more."""
+    return replace(version, retired=(*version.retired, *keys), undoes_retired=version.undoes_retired or undoes)
 
 
 def _edited_at(nodes: tuple[Node, ...], at: str, how: str, number: int) -> tuple[Node, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from perdure import Runtime
+from perdure import Runtime, definition
 from perdure.context import ChildOptions
 from perdure.operations.describe_run import RunDescription
 from perdure.options import StoredOptions
@@ -15,7 +15,7 @@ HAS_NOT_UNDONE: Final = "not_undone" in RunDescription.__struct_fields__
 HAS_TAKE_OVER: Final = "take_over" in inspect.signature(Runtime.fork).parameters
 HAS_UNDO: Final = "undo" in inspect.signature(Runtime.cancel).parameters
 HAS_CHILD_COMPENSATE: Final = "compensate" in {*ChildOptions.__annotations__, *StoredOptions.__annotations__}
-HAS_RETIRED_MAPPING: Final = False
+HAS_RETIRED_MAPPING: Final = hasattr(definition, "Retired")
 
 
 async def not_undone(runtime: Runtime, run_id: str) -> set[str] | None:
@@ -39,6 +39,11 @@ async def abandon(runtime: Runtime, run_id: str) -> bool:
         options: dict[str, Any] = {"undo": False}
         await runtime.cancel(run_id, **options)
     return HAS_UNDO
+
+
+def retired(keys: Iterable[str], undo: Callable[..., Any] | None) -> Any:
+    """The steps that the code has no more, with what undoes them."""
+    return list(keys) if undo is None or not HAS_RETIRED_MAPPING else dict.fromkeys(keys, undo)
 
 
 def child_options(undo: Callable[[Any], Any] | None) -> dict[str, Any]:

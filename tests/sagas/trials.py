@@ -34,6 +34,10 @@ MOST_SECONDS: Final = 1_000_000
 # How long the runs are left alone between two looks at what has not ended, in seconds, and how often.
 _LOOK_EVERY: Final = 150.0
 _LOOKS: Final = 40
+# How often runs may be claimed before somebody must be driving them in circles.
+_MOST_CLAIMS: Final = 2000
+# At which of these looks code is deployed that says how to undo what it does not reach.
+_REPAIRS: Final = (15, 25)
 # After how many looks without an end the code is rolled back to another version, again and again.
 _PATIENCE: Final = 2
 _READS: Final = frozenset({"get", "journal", "inbox", "list", "count", "due", "items"})
@@ -61,7 +65,7 @@ class OneProcess:
     prefix = ""
 
     def __init__(self, trial: Trial, dies_at: int | None = None, *, after_commit: bool = False) -> None:
-        self._trial = trial
+        self.trial = trial
         self.provider = trial.provider
         self.clock = trial.clock
         self.is_alive = True
@@ -85,7 +89,7 @@ class OneProcess:
             raise Died
 
     async def dawdle(self, what: str) -> None:
-        seconds = some_pause(what, self._trial.program.seed)
+        seconds = some_pause(what, self.trial.program.seed)
         if seconds:
             await asyncio.sleep(seconds)
 
@@ -157,6 +161,7 @@ class ProcessStore:
             result = await around(method, args, kwargs)
             if name == "claim" and result.claims:
                 self._process.has_claimed = True
+                self._process.trial.claims += len(result.claims)
             return result
 
         return call
@@ -204,6 +209,7 @@ class Trial:
         self._must_restart = False
         self._is_over = False
         self._poisoned = 0
+        self.claims = 0
         self._poke: asyncio.Event
         # How the runs ended, and whether their charges were refunded.
         self.ends: list[str] = []
@@ -230,7 +236,8 @@ class Trial:
                     await fleet
                 book = self.provider.read()
                 self.ends = [*await operator.statuses(), *(event.kind for event in book if event.kind in ("charge", "refund"))]
-                return await operator.violations(book)
+                spinning = [Violation("spins", f"runs were claimed {self.claims} times")] if self.claims > _MOST_CLAIMS else []
+                return spinning + await operator.violations(book)
         except TimeoutError:
             return [Violation("hang", "the program does not come to an end")]
 
@@ -308,10 +315,10 @@ class Trial:
 
     async def _bring_to_an_end(self, operator: Operator) -> None:
         for look in range(_LOOKS):
-            if not await operator.push_on():
+            if not await operator.push_on() or self.claims > _MOST_CLAIMS:
                 return
             if look > _PATIENCE and look % 2:
-                operator.roll_back()
+                await (operator.repair() if look in _REPAIRS else operator.roll_back())
                 self._must_restart = True
             self._poke.set()
             await asyncio.sleep(_LOOK_EVERY)
