@@ -158,7 +158,7 @@ class Body:
         """The compensation of a step, or of the items of a map, whose things are given by key."""
         if not node.asked:
             return None
-        keys = {key: ctx.idempotency_key(key) for key in things} if node.eager else {}
+        keys = {key: ctx.idempotency_key(key) for key in things} if node.keyed == "eager" else {}
 
         def which() -> str:
             """The key as the program has it, of the step that is being undone."""
@@ -171,6 +171,8 @@ class Body:
         async def undo(receipts: Receipts | None) -> None:
             key = which()
             thing, of = things[key], keys.get(key) or ctx.idempotency_key(key)
+            if node.keyed == "told":
+                of = promised.undoes(current_step())
             self.process.check()
             info, provider = current_step(), self.process.provider
             before = provider.begin(Event(kind="undoing", thing=thing, run=info.run_id))
@@ -178,7 +180,7 @@ class Body:
             self.process.check()
             if before < node.undo_fails and not node.undo_late:
                 raise NoAnswer(thing)
-            if receipts:
+            if receipts and node.keyed != "told":
                 of = receipts[0][1]
             refund = Event(
                 kind="refund",
@@ -296,7 +298,7 @@ def undo_of_retired(process: Process) -> Callable[[Any], Any]:
     async def undo(receipts: Receipts | None) -> None:
         process.check()
         info = current_step()
-        of = info.idempotency_key.replace(COMPENSATION_PREFIX, "", 1)
+        of = promised.undoes(info)
         if receipts and receipts[0][1] != of:
             refund_all(process, info, receipts)
             return

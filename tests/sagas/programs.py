@@ -30,7 +30,8 @@ class Node:
     - `asked`: whether a compensation is asked for.
     - `fails`: how many calls of the function fail, before they charge; `hangs`: how many of the next ones charge and never end.
     - `undo_fails`: how many calls of the compensation fail; `undo_late`: after they have refunded.
-    - `caught`: whether the body handles its failure. `eager`: whether the key for the refund is asked for before the step.
+    - `caught`: whether the body handles its failure. `keyed`: how the refund knows the key of the charge: it is asked
+      for before the step (eager) or in the compensation (late), or it is what the compensation is told (told).
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Node:
     fails: int = 0
     hangs: int = 0
     caught: bool = False
-    eager: bool = True
+    keyed: str = "eager"
     undo_fails: int = 0
     undo_late: bool = False
     undo_tries: int = 1
@@ -205,7 +206,7 @@ class _Maker:
             fails=rng.choice((0, 0, 1, 1, 2, 5, ALWAYS)) if kind == "check" else rng.choice((0,) * 12 + (1, 1, 2, ALWAYS)),
             hangs=hangs if kind != "check" else 0,
             caught=rng.random() < 0.25,
-            eager=rng.random() < 0.7,
+            keyed=rng.choice(("eager", "late", "told")),
             undo_fails=undo_fails,
             # Refunded and lost on the way back: what is tried again often enough ends well.
             undo_late=undo_fails < undo_tries and rng.random() < 0.5,

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from perdure import Runtime, definition
+from perdure import Runtime, StepInfo, definition
 from perdure.context import ChildOptions
+from perdure.errors import COMPENSATION_PREFIX
 from perdure.operations.describe_run import RunDescription
 from perdure.options import StoredOptions
 
@@ -39,6 +40,12 @@ async def abandon(runtime: Runtime, run_id: str) -> bool:
         options: dict[str, Any] = {"undo": False}
         await runtime.cancel(run_id, **options)
     return HAS_UNDO
+
+
+def undoes(info: StepInfo) -> str:
+    """The idempotency key of what a compensation undoes."""
+    told: str | None = getattr(info, "undoes", None)
+    return info.idempotency_key.replace(COMPENSATION_PREFIX, "", 1) if told is None else told
 
 
 def retired(keys: Iterable[str], undo: Callable[..., Any] | None) -> Any:

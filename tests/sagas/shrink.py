@@ -15,7 +15,7 @@ _SIMPLER: dict[str, object] = {
     "fails": 0,
     "hangs": 0,
     "caught": False,
-    "eager": True,
+    "keyed": "told",
     "undo_fails": 0,
     "undo_late": False,
     "undo_tries": 1,
