@@ -59,10 +59,8 @@ class Operator:
     async def repair(self) -> None:
         """Deploy what the problems of the runs ask for: code that knows how everything is undone that is not reached any more.
 
-        Where no code has changed, everything is reached.
+        Code that has not changed may need it too: after a failed compensation and a retry, it may fail before it gets that far.
         """
-        if len(self.versions) == 1:
-            return
         keys = set[str]()
         for info in await self._list(status=UNFINISHED):
             keys |= await promised.not_undone(self.runtime, info.id) or set()
