@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from perdure import Runtime
@@ -11,9 +11,8 @@ from perdure.errors import PerdureError
 from perdure.model.records import UNFINISHED, RunInfo
 from tests.sagas import promised
 from tests.sagas.bodies import Process, main_flow
-from tests.sagas.judge import Ended, Judge, Violation
+from tests.sagas.judge import Ended, Violation
 from tests.sagas.programs import Op, Program, Version, edited, retiring
-from tests.sagas.provider import Event
 
 # A program has a few runs, and their children and forks.
 _MOST_RUNS = 1000
@@ -114,12 +113,13 @@ class Operator:
                     await self.runtime.unhold(info.id)
         return bool(left)
 
-    async def violations(self, book: Sequence[Event]) -> list[Violation]:
-        """What is wrong with how the runs have ended, or with those that have not."""
-        infos = await self._list()
-        hanging = [Violation("hang", _describe(info)) for info in infos if info.status in UNFINISHED]
-        runs = {info.id: await self._ended(info) for info in infos}
-        return hanging + Judge(book, runs).violations()
+    async def hanging(self) -> list[Violation]:
+        """The runs that have not ended."""
+        return [Violation("hang", _describe(info)) for info in await self._list(status=UNFINISHED)]
+
+    async def ended(self) -> dict[str, Ended]:
+        """How the runs have ended, by their ids."""
+        return {info.id: await self._ended(info) for info in await self._list()}
 
     async def statuses(self) -> list[str]:
         return [info.status for info in await self._list()]

@@ -23,7 +23,7 @@ from perdure.engine.heartbeat import HeldLease
 from perdure.errors import PersistenceError
 from perdure.model.clock import elapsed
 from tests.sagas.bodies import flows_of, some_pause
-from tests.sagas.judge import Violation
+from tests.sagas.judge import Judge, Violation
 from tests.sagas.operating import Operator
 from tests.sagas.programs import Op, Program
 from tests.sagas.provider import Event, Provider
@@ -237,7 +237,7 @@ class Trial:
                 book = self.provider.read()
                 self.ends = [*await operator.statuses(), *(event.kind for event in book if event.kind in ("charge", "refund"))]
                 spinning = [Violation("spins", f"runs were claimed {self.claims} times")] if self.claims > _MOST_CLAIMS else []
-                return spinning + await operator.violations(book)
+                return [*spinning, *await operator.hanging(), *Judge(book, await operator.ended()).violations()]
         except TimeoutError:
             return [Violation("hang", "the program does not come to an end")]
 
