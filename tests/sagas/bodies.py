@@ -93,7 +93,7 @@ class Body:
         thing = self.thing(node)
         undo = self.undo_of(node, ctx, {node.key: thing})
         call = self.plain_call(node, thing) if node.plain else self.call(node, thing)
-        self.receipts += await ctx.step(f"pay{node.at}", call, key=node.key, **self.options(node, undo))
+        self.take(await ctx.step(f"pay{node.at}", call, key=node.key, **self.options(node, undo)))
 
     async def map(self, node: Node) -> None:
         things = {f"{node.key}[{item}]": self.thing(node, item) for item in range(node.count)}
@@ -103,7 +103,13 @@ class Body:
             return await self.call(node, self.thing(node, item))()
 
         found = await self.ctx.map(node.key, each, range(node.count), concurrency=2, **self.options(node, undo))
-        self.receipts += [receipt for receipts in found for receipt in receipts]
+        self.take([receipt for receipts in found for receipt in receipts])
+
+    def take(self, receipts: Receipts) -> None:
+        """What the steps have given: it is recorded."""
+        self.receipts += receipts
+        for thing, key in receipts:
+            self.process.provider.got(Event(kind="got", thing=thing, run=self.ctx.run_id, key=key))
 
     def options(self, node: Node, undo: Callable[[Any], Any] | None) -> dict[str, Any]:
         options: dict[str, Any] = {"aliases": list(node.aliases)} if node.aliases else {}
@@ -158,7 +164,9 @@ class Body:
         """The compensation of a step, or of the items of a map, whose things are given by key."""
         if not node.asked:
             return None
-        keys = {key: ctx.idempotency_key(key) for key in things} if node.keyed == "eager" else {}
+        # Under a former name the key is another one than that of the name: then only the compensation knows it.
+        keyed = "told" if node.aliases else node.keyed
+        keys = {key: ctx.idempotency_key(key) for key in things} if keyed == "eager" else {}
 
         def which() -> str:
             """The key as the program has it, of the step that is being undone."""
@@ -171,7 +179,7 @@ class Body:
         async def undo(receipts: Receipts | None) -> None:
             key = which()
             thing, of = things[key], keys.get(key) or ctx.idempotency_key(key)
-            if node.keyed == "told":
+            if keyed == "told":
                 of = promised.undoes(current_step())
             self.process.check()
             info, provider = current_step(), self.process.provider
@@ -180,7 +188,7 @@ class Body:
             self.process.check()
             if before < node.undo_fails and not node.undo_late:
                 raise NoAnswer(thing)
-            if receipts and node.keyed != "told":
+            if receipts and keyed != "told":
                 of = receipts[0][1]
             refund = Event(
                 kind="refund",

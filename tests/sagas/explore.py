@@ -6,6 +6,7 @@ import argparse
 import time
 from collections import Counter
 
+from tests.sagas.known import unknown
 from tests.sagas.programs import Program, random_program
 from tests.sagas.shrink import shrunk
 from tests.sagas.trials import try_out
@@ -27,7 +28,8 @@ def main() -> None:
     for seed in range(*args.range):
         found, trial = try_out(random_program(seed))
         ends.update(trial.ends)
-        for kind in {each.kind for each in found}:
+        new = unknown(random_program(seed), found)
+        for kind in {each.kind for each in found} | {f"NEW {each.kind}" for each in new}:
             kinds[kind] += 1
             seeds.setdefault(kind, []).append(seed)
     print(f"{time.monotonic() - began_at:.1f} s")

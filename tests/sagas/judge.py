@@ -59,6 +59,8 @@ class Judge:
         self._uses: dict[str, tuple[str, str]] = {}
         # What was being undone since each charge: the things of steps and of children.
         self._undone: list[str] = []
+        # The charges that are recorded for sure.
+        self._got = set[tuple[str, str]]()
 
     def violations(self) -> list[Violation]:
         found = [violation for event in self._book for violation in self._read(event)]
@@ -67,6 +69,8 @@ class Judge:
     def _read(self, event: Event) -> Iterator[Violation]:
         if event.kind == "undoing":
             self._undone.append(event.thing)
+        elif event.kind == "got":
+            self._got.add((event.thing, event.key))
         elif event.kind == "charge":
             yield from self._used(event.key, ("charge", event.thing))
             yield from self._charged(event)
@@ -83,7 +87,7 @@ class Judge:
         known = self._charges.get(event.key)
         if known is None:
             for other in self._by_thing[event.thing]:
-                if not other.refunds and not self._is_of_undone_child(other, event):
+                if not other.refunds and self._must_stay_alone(other, event):
                     yield Violation(
                         "charged again", f"{event.thing!r} was charged under {other.event.key!r} and again under {event.key!r}"
                     )
@@ -108,18 +112,26 @@ class Judge:
                 "another's refund", f"{event.run!r} refunded what {charge.event.run!r} had charged under {event.of!r}"
             )
 
+    def _must_stay_alone(self, earlier: _Charge, event: Event) -> bool:
+        """Whether this thing must not be charged again. What is in doubt, and not to be undone, may be: its failure is set aside."""
+        is_known = earlier.event.asked or (earlier.event.thing, earlier.event.key) in self._got
+        return is_known and not self._is_of_undone_child(earlier, event)
+
     def _is_of_undone_child(self, earlier: _Charge, event: Event) -> bool:
         """Whether this is another run of a child that was undone. What it had charged and not given back is its own business."""
-        return earlier.event.run != event.run and any(event.thing.startswith(f"{thing}.") for thing in self._undone)
+        return earlier.event.run != event.run and any(
+            event.thing.startswith((f"{thing}.", f"{thing}[")) for thing in self._undone
+        )
 
     def _may_refund(self, run_id: str, charged_by: str) -> bool:
-        """Whether the run is a parent, or a fork that took over."""
-        run = self._runs.get(run_id)
-        return self._is_ancestor(run_id, charged_by) or (
-            run is not None
-            and run.takes_over is not None
-            and (run.takes_over == charged_by or self._is_ancestor(run.takes_over, charged_by))
-        )
+        """Whether the run is a parent, or a fork that took over, perhaps from another one."""
+        original: str | None = run_id
+        while original is not None:
+            if original == charged_by or self._is_ancestor(original, charged_by):
+                return True
+            run = self._runs.get(original)
+            original = None if run is None else run.takes_over
+        return False
 
     def _is_ancestor(self, run_id: str, child_id: str) -> bool:
         child = self._runs.get(child_id)
