@@ -109,7 +109,7 @@ class Body:
         """What the steps have given: it is recorded."""
         self.receipts += receipts
         for thing, key in receipts:
-            self.process.provider.got(Event(kind="got", thing=thing, run=self.ctx.run_id, key=key))
+            self.process.provider.note(Event(kind="got", thing=thing, run=self.ctx.run_id, key=key))
 
     def options(self, node: Node, undo: Callable[[Any], Any] | None) -> dict[str, Any]:
         options: dict[str, Any] = {"aliases": list(node.aliases)} if node.aliases else {}
@@ -249,6 +249,7 @@ class Body:
     async def child(self, node: Node) -> None:
         options = promised.child_options(self.undo_child(node) if node.asked else None)
         flow = flow_of(self.process, self.version, node)
+        self.note_child(node, f"{self.path}{node.at}")
         self.receipts += await self.ctx.child(flow, f"{self.path}{node.at}", self.ctx.run_id, key=node.key, **options)
 
     async def each(self, node: Node) -> None:
@@ -256,8 +257,14 @@ class Body:
         flow = each_flow_of(self.process, self.version, node)
         items = [[f"{self.path}{node.at}[{item}]", self.ctx.run_id] for item in range(node.count)]
         options = promised.child_options(self.undo_child(node) if node.asked else None)
+        for thing, _ in items:
+            self.note_child(node, thing)
         found = await self.ctx.map(node.key, flow, items, **options)
         self.receipts += [receipt for receipts in found for receipt in receipts]
+
+    def note_child(self, node: Node, thing: str) -> None:
+        is_undone = node.asked and promised.HAS_CHILD_COMPENSATE
+        self.process.provider.note(Event(kind="child", thing=thing, run=self.ctx.run_id, asked=is_undone))
 
     def undo_child(self, node: Node) -> Callable[[Any], Any]:
         async def undo(receipts: Receipts) -> None:
@@ -360,7 +367,7 @@ def _place_of(ctx: Context[Any], given: str, parent: str) -> str:
 
     A fork of a child is a run of its own.
     """
-    return given if parent and ctx.run_id.startswith(f"{parent}/") else f"{ctx.run_id}:"
+    return given if parent and ctx.run_id.startswith((f"{parent}/", f"{parent};generation=")) else f"{ctx.run_id}:"
 
 
 async def _perform(process: Process, version: Version, nodes: tuple[Node, ...], ctx: Context[Any], place: str, again: int) -> Any:

@@ -35,6 +35,11 @@ class Ended:
     # How often it has started over.
     again: int = 0
     parent_id: str | None = None
+    parent_key: str = ""
+    # What names the things of a child.
+    place: str = ""
+    # Whether an operator retried this run itself.
+    was_retried: bool = False
     # Whether an operator asked that nothing is undone.
     is_abandoned: bool = False
     # The run whose charges this one may refund, since it took over.
@@ -59,6 +64,8 @@ class Judge:
         self._uses: dict[str, tuple[str, str]] = {}
         # What was being undone since each charge: the things of steps and of children.
         self._undone: list[str] = []
+        # Whether each child had a compensation when it was called, by the run that called it and its place.
+        self._children: dict[tuple[str, str], set[bool]] = defaultdict(set)
         # The charges that are recorded for sure.
         self._got = set[tuple[str, str]]()
 
@@ -69,6 +76,8 @@ class Judge:
     def _read(self, event: Event) -> Iterator[Violation]:
         if event.kind == "undoing":
             self._undone.append(event.thing)
+        elif event.kind == "child":
+            self._children[event.run, event.thing].add(event.asked)
         elif event.kind == "got":
             self._got.add((event.thing, event.key))
         elif event.kind == "charge":
@@ -113,7 +122,7 @@ class Judge:
             )
 
     def _must_stay_alone(self, earlier: _Charge, event: Event) -> bool:
-        """Whether this thing must not be charged again. What is in doubt, and not to be undone, may be: its failure is set aside."""
+        """Whether this thing must not be charged again. What is in doubt and has no compensation may be."""
         is_known = earlier.event.asked or (earlier.event.thing, earlier.event.key) in self._got
         return is_known and not self._is_of_undone_child(earlier, event)
 
@@ -149,6 +158,7 @@ class Judge:
             if run.info.status == "completed":
                 for thing, key in run.receipts:
                     yield from self._in_force(run, thing, key)
+                yield from self._child_kept(run)
 
     def _in_force(self, run: Ended, thing: str, key: str) -> Iterator[Violation]:
         """A result that its run has completed with stands for a charge. What a fork has copied belongs to its original."""
@@ -177,16 +187,32 @@ class Judge:
             yield Violation("lost run", f"{event.key!r} was charged by run {event.run!r}, which is not there")
             return
         status = run.info.status
-        if status == "completed" or _again_of(event) < run.again:
+        if status == "completed" or _again_of(event.thing) < run.again:
             return
-        if run.not_undone is None:
-            is_said = status == "dead" or f"{event.step}: " in run.error
-        else:
-            may_stay = status == "dead" or f"{event.step}: " in run.error or self._is_abandoned(run)
-            is_said = may_stay and event.step in run.not_undone
-        if status in ("failed", "cancelled", "dead") and not is_said:
+        if status in ("failed", "cancelled", "dead") and not self._is_said(run, event.step):
             late = "late" if "DeadlineExceeded" in run.error else status
             yield Violation("not undone", f"run {event.run!r} ended as {late}; {event.thing!r} is charged under {event.key!r}")
+
+    def _child_kept(self, child: Ended) -> Iterator[Violation]:
+        """A child that completed, has a compensation in every version of the code, and whose parent ended badly after it."""
+        parent = self._runs.get(child.parent_id or "")
+        if parent is None or parent.info.status not in ("failed", "cancelled") or child.info.updated_at > parent.info.updated_at:
+            return
+        if child.was_retried or _again_of(child.place) < parent.again:  # the parent has another outcome of it, or starts over
+            return
+        if self._children[parent.info.id, child.place] != {True} or self._is_said(parent, child.parent_key):
+            return
+        for thing, key in child.receipts:
+            charge = self._charges.get(key)
+            if charge is not None and charge.event.run == child.info.id and not charge.refunds:
+                yield Violation("child not undone", f"run {parent.info.id!r} ended; its child {child.info.id!r} keeps {thing!r}")
+
+    def _is_said(self, run: Ended, key: str) -> bool:
+        """Whether the run says that this was not undone, and may do so."""
+        if run.not_undone is None:
+            return run.info.status == "dead" or f"{key}: " in run.error
+        may_stay = run.info.status == "dead" or f"{key}: " in run.error or self._is_abandoned(run)
+        return may_stay and key in run.not_undone
 
     def _is_abandoned(self, run: Ended | None) -> bool:
         """Whether nothing was to be undone in this run, or in one of its parents."""
@@ -195,7 +221,7 @@ class Judge:
         return run is not None
 
 
-def _again_of(event: Event) -> int:
-    """In which round of its run this was charged."""
-    number = event.thing.partition("#")[2].partition(".")[0]
+def _again_of(thing: str) -> int:
+    """In which round of its run this is paid for."""
+    number = thing.partition("#")[2].partition(".")[0]
     return int(number) if number.isdigit() else 0

@@ -25,48 +25,32 @@ def _has(program: Program, *kinds: str) -> bool:
     return any(node.kind in kinds for node in all_nodes(program.version.nodes))
 
 
+def _renames(program: Program, *kinds: str) -> bool:
+    """Whether a deploy renames a node of these kinds."""
+    renamed = {op.what.rpartition(" ")[2] for op in program.ops if op.kind == "deploy" and op.what.startswith("rename ")}
+    return any(node.kind in kinds and node.at in renamed for node in all_nodes(program.version.nodes))
+
+
 KNOWN: Final[tuple[Known, ...]] = (
     Known(
-        "a cancelled run that does not fit is due at once after its deadline",
+        "after a retry of a cancelled run nothing is owed that was recorded since the first wait that the cancel ended",
+        "charged again",
+        lambda program, _: _does(program, "cancel", "retry") and _renames(program, "pay", "map"),
+    ),
+    Known(
+        "a child that is under way and was renamed is started a second time",
+        "charged again",
+        lambda program, _: _renames(program, "child", "each"),
+    ),
+    Known(
+        "a cancelled parent is driven twice a second while its child cannot end",
         "spins",
-        lambda program, _: _does(program, "cancel") and any(start.deadline for start in program.starts),
+        lambda program, _: _does(program, "cancel") and _has(program, "child", "each"),
     ),
     Known(
         "the same, which does not end",
         "hang",
-        lambda program, text: (
-            _does(program, "cancel") and "does not reach" in text and any(start.deadline for start in program.starts)
-        ),
-    ),
-    Known(
-        "a fork calls steps again that were undone and done again",
-        "charged again",
-        lambda program, _: _does(program, "fork", "retry", "deploy"),
-    ),
-    Known(
-        "a step that was refunded is called when the code changes in the middle of compensations",
-        "refunded key",
-        lambda program, _: _does(program, "deploy"),
-    ),
-    Known(
-        "a child that is retried and cancelled forgets what was not undone",
-        "not undone",
-        lambda program, text: _does(program, "retry") and "ended as cancelled" in text and _has(program, "child", "each"),
-    ),
-    Known(
-        "a retry keeps what was cancelled since another branch won",
-        "hang",
-        lambda program, text: _does(program, "retry") and "which is new" in text and _has(program, "race"),
-    ),
-    Known(
-        "not_undone does not name a completed child that the parent has not heard of",
-        "hang",
-        lambda program, text: "does not reach" in text and _has(program, "child", "each"),
-    ),
-    Known(
-        "a function may end while the journal has a failure that it has not asked for",
-        "refunded in force",
-        lambda program, _: _does(program, "deploy"),
+        lambda program, _: _does(program, "cancel", "deploy") and _has(program, "child", "each"),
     ),
 )
 

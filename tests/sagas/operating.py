@@ -33,6 +33,7 @@ class Operator:
         # The forks, each with the id of the run that it has taken over from.
         self._forks: dict[str, str | None] = {}
         self._abandoned: set[str] = set()
+        self._retried: set[str] = set()
 
     async def start(self, process: Process) -> None:
         """Start the runs of the program."""
@@ -88,6 +89,7 @@ class Operator:
             case "retry":
                 await self.runtime.retry(run_id)
                 self._abandoned.discard(run_id)
+                self._retried.add(run_id)
             case "signal":
                 await self.runtime.signal(run_id, op.what)
             case "fork":
@@ -138,9 +140,18 @@ class Operator:
             error="" if described.error is None else f"{described.error.type} {described.error.message}",
             again=described.input[0][0] if is_main else 0,
             parent_id=described.parent_id,
+            parent_key=described.parent_key or "",
+            place=_place_of(described.input) if described.parent_id is not None else "",
             takes_over=self._forks.get(info.id),
+            was_retried=info.id in self._retried,
             is_abandoned=info.id in self._abandoned,
         )
+
+
+def _place_of(given: Any) -> str:
+    """The place that the parent of a child has given it, alone or in the item of a map."""
+    first: Any = given[0][0]
+    return str(first[0] if isinstance(first, list) else first)
 
 
 def _describe(info: RunInfo) -> str:

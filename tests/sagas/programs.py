@@ -245,6 +245,9 @@ def random_program(seed: int) -> Program:
     kinds = rng.choice((CALM, CALM, DEPLOYING, CRASHING, EVERYTHING, EVERYTHING))
     places = [node.at for node in all_nodes(nodes)]
     ops = tuple(_random_op(rng, rng.choice(kinds), places) for _ in range(rng.randint(0, 9)))
+    if nodes[-1].kind == "bug" and rng.random() < 0.5:  # repaired while the run undoes what it has done
+        undoing = Op("crash", rng.choice((0.0, 1.0)), n=rng.randint(5, 25), is_after=rng.random() < 0.5)
+        ops = (undoing, Op("deploy", 1.0, what="fix .e"), *ops)
     return Program(seed, version, starts, ops, rng.choice((1, 2, 3, 10)), rng.choice((0.0, 0.0, 0.5)))
 
 

@@ -24,10 +24,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - `called`, `undoing`: a function of the program began, before it asked for anything.
     - `charge`: under `key`, in the step `step` of `run`; `asked` says that the step had a compensation.
     - `got`: the body has the result of the charge under `key`, so it is recorded.
+    - `child`: the body calls a child; `asked` says that it has a compensation.
     - `refund`: of the charge under `of`, which was `found` or not; `in_doubt` says that nobody knows whether there was one.
     """
 
-    kind: Literal["called", "undoing", "charge", "got", "refund"]
+    kind: Literal["called", "undoing", "charge", "got", "refund", "child"]
     thing: str
     run: str
     key: str = ""
@@ -49,7 +50,7 @@ class Provider:
         self.book: list[Event] = []
         self.on_event: Callable[[Event], None] | None = None
         self._charges: dict[str, Event] = {}
-        self._got = set[tuple[str, str]]()
+        self._noted = set[Event]()
         self._calls = Counter[tuple[str, str]]()
 
     def begin(self, event: Event) -> int:
@@ -64,10 +65,10 @@ class Provider:
         with self._turn():
             self._write(event)
 
-    def got(self, event: Event) -> None:
-        """Note that a body has this result, once."""
+    def note(self, event: Event) -> None:
+        """Note what a body does or has: once, since it does so again on every replay."""
         with self._turn():
-            if (event.thing, event.key) not in self._got:
+            if event not in self._noted:
                 self._write(event)
 
     def refund(self, event: Event) -> bool:
@@ -94,8 +95,8 @@ class Provider:
     def _take(self, event: Event) -> None:
         self.book.append(event)
         self._calls[event.kind, event.thing] += 1
-        if event.kind == "got":
-            self._got.add((event.thing, event.key))
+        if event.kind in ("got", "child"):
+            self._noted.add(event)
         if event.kind == "charge":
             self._charges.setdefault(event.key, event)
 
