@@ -245,10 +245,22 @@ def random_program(seed: int) -> Program:
     kinds = rng.choice((CALM, CALM, DEPLOYING, CRASHING, EVERYTHING, EVERYTHING))
     places = [node.at for node in all_nodes(nodes)]
     ops = tuple(_random_op(rng, rng.choice(kinds), places) for _ in range(rng.randint(0, 9)))
-    if nodes[-1].kind == "bug" and rng.random() < 0.5:  # repaired while the run undoes what it has done
-        undoing = Op("crash", rng.choice((0.0, 1.0)), n=rng.randint(5, 25), is_after=rng.random() < 0.5)
-        ops = (undoing, Op("deploy", 1.0, what="fix .e"), *ops)
     return Program(seed, version, starts, ops, rng.choice((1, 2, 3, 10)), rng.choice((0.0, 0.0, 0.5)))
+
+
+def program_to_repair(seed: int) -> Program:
+    """A program whose bug is repaired while the run undoes what it has done, or at another moment."""
+    rng = random.Random(seed)
+    maker = _Maker(rng)
+    paying = [
+        replace(maker.payment("pay", f".{number}"), asked=True, fails=0, undo_fails=0) for number in range(rng.randint(2, 4))
+    ]
+    ops = (
+        Op("crash", 0.0, n=rng.randint(4, 6 * len(paying)), is_after=rng.random() < 0.5),
+        Op("deploy", 1.0, what=rng.choice(("fix .e", "fix .e", "fix .e", "rename .0", "remove .1"))),
+        Op("retry", 60.0, 1.0),
+    )
+    return Program(seed, Version((*paying, Node("bug", ".e"))), (Start("r"),), ops)
 
 
 _OPERATING: Final = ("retry", "retry", "retry all", "retry all", "cancel", "fork", "signal", "signal")

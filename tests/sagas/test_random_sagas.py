@@ -7,7 +7,7 @@ from typing import Final
 from tests.campaign import times
 from tests.sagas.judge import Violation
 from tests.sagas.known import unknown
-from tests.sagas.programs import Program, random_program
+from tests.sagas.programs import Program, program_to_repair, random_program
 from tests.sagas.shrink import shrunk
 from tests.sagas.trials import try_out
 
@@ -17,6 +17,13 @@ PROGRAMS: Final = times(6000)
 def test_what_is_charged_is_refunded_or_kept_whatever_happens_to_the_runs() -> None:
     for seed in range(PROGRAMS):
         program = random_program(seed)
+        found = unknown(program, try_out(program)[0])
+        assert not found, explained(program, found)
+
+
+def test_a_bug_that_is_repaired_while_its_run_is_undone_lets_nothing_complete_that_was_refunded() -> None:
+    for seed in range(times(1000)):
+        program = program_to_repair(seed)
         found = unknown(program, try_out(program)[0])
         assert not found, explained(program, found)
 
