@@ -21,36 +21,32 @@ def _does(program: Program, *kinds: str) -> bool:
     return {*kinds} <= {op.kind for op in program.ops}
 
 
-def _has(program: Program, *kinds: str) -> bool:
-    return any(node.kind in kinds for node in all_nodes(program.version.nodes))
-
-
 def _renames(program: Program, *kinds: str) -> bool:
     """Whether a deploy renames a node of these kinds."""
     renamed = {op.what.rpartition(" ")[2] for op in program.ops if op.kind == "deploy" and op.what.startswith("rename ")}
     return any(node.kind in kinds and node.at in renamed for node in all_nodes(program.version.nodes))
 
 
+def _loses_a_record(program: Program) -> bool:
+    """Whether a process may die between what it does and its record."""
+    return any(op.kind in ("crash", "flaky", "kill", "poison") and not op.is_after for op in program.ops)
+
+
 KNOWN: Final[tuple[Known, ...]] = (
     Known(
-        "after a retry of a cancelled run nothing is owed that was recorded since the first wait that the cancel ended",
+        "what is under way, and is renamed without alias, is begun a second time: only results are owed",
         "charged again",
-        lambda program, _: _does(program, "cancel", "retry") and _renames(program, "pay", "map"),
+        lambda program, _: _renames(program, "pay", "map", "child", "each"),
     ),
     Known(
-        "a child that is under way and was renamed is started a second time",
+        "after a retry nothing is owed that came after a step that was undone, so a rename without alias is not noticed",
         "charged again",
-        lambda program, _: _renames(program, "child", "each"),
+        lambda program, _: _does(program, "retry") and _renames(program, "pay", "map"),
     ),
     Known(
-        "a cancelled parent is driven twice a second while its child cannot end",
-        "spins",
-        lambda program, _: _does(program, "cancel") and _has(program, "child", "each"),
-    ),
-    Known(
-        "the same, which does not end",
-        "hang",
-        lambda program, _: _does(program, "cancel", "deploy") and _has(program, "child", "each"),
+        "a first compensation that is executed and not recorded is forgotten if repaired code does not fail",
+        "refunded in force",
+        lambda program, _: _loses_a_record(program) and any(op.what.startswith("fix ") for op in program.ops),
     ),
 )
 
