@@ -39,6 +39,11 @@ KNOWN: Final[tuple[Known, ...]] = (
         lambda program, _: _renames(program, "pay", "map", "child", "each"),
     ),
     Known(
+        "the same: a run that has begun children under both names fits no code",
+        "hang",
+        lambda program, text: "does not ask for it" in text and _renames(program, "child", "each"),
+    ),
+    Known(
         "after a retry nothing is owed that came after a step that was undone, so a rename without alias is not noticed",
         "charged again",
         lambda program, _: _does(program, "retry") and _renames(program, "pay", "map"),

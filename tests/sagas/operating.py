@@ -30,6 +30,8 @@ class Operator:
         self._note = note
         self.versions: list[Version] = [program.version]
         self.current = 0
+        # How many of the versions were deployed before the runs had to be brought to an end.
+        self._deployed = 1
         # The forks, each with the id of the run that it has taken over from.
         self._forks: dict[str, str | None] = {}
         self._abandoned: set[str] = set()
@@ -47,6 +49,7 @@ class Operator:
         if op.kind == "deploy":
             self.versions.append(edited(self.versions[self.current], op.what, op.n))
             self.current = len(self.versions) - 1
+            self._deployed = len(self.versions)
         elif op.kind == "rollback":
             self.current = max(0, self.current - 1)
         return op.kind in ("deploy", "rollback")
@@ -57,14 +60,14 @@ class Operator:
         self._note(f"version {self.current}")
 
     async def repair(self) -> None:
-        """Deploy what the problems of the runs ask for: code that knows how everything is undone that is not reached any more.
+        """Deploy what the problems of the runs ask for: each version again, which knows how to undo what it does not reach.
 
         Code that has not changed may need it too: after a failed compensation and a retry, it may fail before it gets that far.
         """
         keys = set[str]()
         for info in await self._list(status=UNFINISHED):
             keys |= await promised.not_undone(self.runtime, info.id) or set()
-        self.versions.append(retiring(self.versions[self.current], sorted(keys), undoes=True))
+        self.versions += [retiring(version, sorted(keys), undoes=True) for version in self.versions[: self._deployed]]
         self.current = len(self.versions) - 1
         self._note(f"version {self.current} undoes what was retired: {sorted(keys)}")
 

@@ -33,11 +33,11 @@ LEASE: Final = 30.0
 MOST_SECONDS: Final = 1_000_000
 # How long the runs are left alone between two looks at what has not ended, in seconds, and how often.
 _LOOK_EVERY: Final = 150.0
-_LOOKS: Final = 40
+_LOOKS: Final = 80
 # How often runs may be claimed before somebody must be driving them in circles.
 _MOST_CLAIMS: Final = 2000
 # At which of these looks code is deployed that says how to undo what it does not reach.
-_REPAIRS: Final = (15, 25)
+_REPAIRS: Final = (15, 41)
 # After how many looks without an end the code is rolled back to another version, again and again.
 _PATIENCE: Final = 2
 _READS: Final = frozenset({"get", "journal", "inbox", "list", "count", "due", "items"})
