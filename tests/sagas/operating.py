@@ -119,8 +119,8 @@ class Operator:
         return bool(left)
 
     async def hanging(self) -> list[Violation]:
-        """The runs that have not ended."""
-        return [Violation("hang", _describe(info)) for info in await self._list(status=UNFINISHED)]
+        """The runs that have not ended, each with its journal."""
+        return [Violation("hang", await self._describe(info)) for info in await self._list(status=UNFINISHED)]
 
     async def ended(self) -> dict[str, Ended]:
         """How the runs have ended, by their ids."""
@@ -150,13 +150,16 @@ class Operator:
             is_abandoned=info.id in self._abandoned,
         )
 
+    async def _describe(self, info: RunInfo) -> str:
+        waits = ", ".join(map(str, info.waiting_for)) or "nothing"
+        journal = [
+            f"{entry.phase} {entry.key}{'' if entry.ok else ' failed'}" for entry in await self.runtime.store.journal(info.id)
+        ]
+        said = f"run {info.id!r} is {info.status} and waits for {waits}, wake_at={info.wake_at}, problem={info.problem!r}"
+        return f"{said}, journal: {'; '.join(journal)}"
+
 
 def _place_of(given: Any) -> str:
     """The place that the parent of a child has given it, alone or in the item of a map."""
     first: Any = given[0][0]
     return str(first[0] if isinstance(first, list) else first)
-
-
-def _describe(info: RunInfo) -> str:
-    waits = ", ".join(map(str, info.waiting_for)) or "nothing"
-    return f"run {info.id!r} is {info.status} and waits for {waits}, wake_at={info.wake_at}, problem={info.problem!r}"
