@@ -27,11 +27,6 @@ def _renames(program: Program, *kinds: str) -> bool:
     return any(node.kind in kinds and node.at in renamed for node in all_nodes(program.version.nodes))
 
 
-def _loses_a_record(program: Program) -> bool:
-    """Whether a process may die between what it does and its record."""
-    return any(op.kind in ("crash", "flaky", "kill", "poison") and not op.is_after for op in program.ops)
-
-
 KNOWN: Final[tuple[Known, ...]] = (
     Known(
         "what is under way, and is renamed without alias, is begun a second time: only results are owed",
@@ -47,11 +42,6 @@ KNOWN: Final[tuple[Known, ...]] = (
         "after a retry nothing is owed that came after a step that was undone, so a rename without alias is not noticed",
         "charged again",
         lambda program, _: _does(program, "retry") and _renames(program, "pay", "map"),
-    ),
-    Known(
-        "a first compensation that is executed and not recorded is forgotten if repaired code does not fail",
-        "refunded in force",
-        lambda program, _: _loses_a_record(program) and any(op.what.startswith("fix ") for op in program.ops),
     ),
 )
 

@@ -256,7 +256,7 @@ def program_to_repair(seed: int) -> Program:
         replace(maker.payment("pay", f".{number}"), asked=True, fails=0, undo_fails=0) for number in range(rng.randint(2, 4))
     ]
     ops = (
-        Op("crash", 0.0, n=rng.randint(4, 6 * len(paying)), is_after=True),
+        Op("crash", 0.0, n=rng.randint(4, 6 * len(paying)), is_after=rng.random() < 0.5),
         Op("deploy", 1.0, what="fix .e"),
         Op("retry", 60.0, 1.0),
     )
