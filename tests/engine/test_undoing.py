@@ -1363,7 +1363,6 @@ async def test_what_came_after_an_undone_step_is_not_repeated_by_renamed_code() 
     assert "run/commission" not in provider.charged
 
 
-@pytest.mark.xfail(strict=True, reason="effects are kept by key, and a key that was given up and used again has two children")
 async def test_a_child_that_completed_although_it_was_given_up_is_undone_when_its_key_is_used_again() -> None:
     undone: list[str] = []
 

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 from perdure import Context, Err, Retry, StepFailed, StepInfo, StepTimeout, Workflow, current_step, step
 from perdure.errors import COMPENSATION_PREFIX, RunCancelled, RunConflict, RunDead
-from tests.sagas import promised
 from tests.sagas.programs import Node, Version, all_nodes
 from tests.sagas.provider import Event, Provider
 
@@ -180,7 +179,7 @@ class Body:
             key = which()
             thing, of = things[key], keys.get(key) or ctx.idempotency_key(key)
             if keyed == "told":
-                of = promised.undoes(current_step())
+                of = current_step().undoes or ""
             self.process.check()
             info, provider = current_step(), self.process.provider
             before = provider.begin(Event(kind="undoing", thing=thing, run=info.run_id))
@@ -247,24 +246,23 @@ class Body:
             await self.run(node.branches[1])
 
     async def child(self, node: Node) -> None:
-        options = promised.child_options(self.undo_child(node) if node.asked else None)
+        undo = self.undo_child(node) if node.asked else None
         flow = flow_of(self.process, self.version, node)
         self.note_child(node, f"{self.path}{node.at}")
-        self.receipts += await self.ctx.child(flow, f"{self.path}{node.at}", self.ctx.run_id, key=node.key, **options)
+        self.receipts += await self.ctx.child(flow, f"{self.path}{node.at}", self.ctx.run_id, key=node.key, compensate=undo)
 
     async def each(self, node: Node) -> None:
         """A map of children."""
         flow = each_flow_of(self.process, self.version, node)
         items = [[f"{self.path}{node.at}[{item}]", self.ctx.run_id] for item in range(node.count)]
-        options = promised.child_options(self.undo_child(node) if node.asked else None)
+        undo = self.undo_child(node) if node.asked else None
         for thing, _ in items:
             self.note_child(node, thing)
-        found = await self.ctx.map(node.key, flow, items, **options)
+        found = await self.ctx.map(node.key, flow, items, compensate=undo)
         self.receipts += [receipt for receipts in found for receipt in receipts]
 
     def note_child(self, node: Node, thing: str) -> None:
-        is_undone = node.asked and promised.HAS_CHILD_COMPENSATE
-        self.process.provider.note(Event(kind="child", thing=thing, run=self.ctx.run_id, asked=is_undone))
+        self.process.provider.note(Event(kind="child", thing=thing, run=self.ctx.run_id, asked=node.asked))
 
     def undo_child(self, node: Node) -> Callable[[Any], Any]:
         async def undo(receipts: Receipts) -> None:
@@ -313,7 +311,7 @@ def undo_of_retired(process: Process) -> Callable[[Any], Any]:
     async def undo(receipts: Receipts | None) -> None:
         process.check()
         info = current_step()
-        of = promised.undoes(info)
+        of = info.undoes or ""
         if receipts and receipts[0][1] != of:
             refund_all(process, info, receipts)
             return
@@ -333,8 +331,10 @@ def undo_of_retired(process: Process) -> Callable[[Any], Any]:
 
 def _options_of(process: Process, version: Version) -> dict[str, Any]:
     """The options of all workflows of a version."""
-    undo = undo_of_retired(process) if version.undoes_retired else None
-    return {"retired": promised.retired(version.retired, undo), "on_definition_change": "ignore"}
+    retired: Any = list(version.retired)
+    if version.undoes_retired:
+        retired = dict.fromkeys(retired, undo_of_retired(process))
+    return {"retired": retired, "on_definition_change": "ignore"}
 
 
 def _item_of(undone: str, keys: list[str]) -> str:

@@ -28,8 +28,8 @@ class Ended:
     info: RunInfo
     # What it gave, if it completed: things, each with the key under which it was paid for.
     receipts: list[tuple[str, str]] = field(default_factory=list)
-    # The steps that it says were not undone; None if it cannot say that.
-    not_undone: set[str] | None = None
+    # The steps that it says were not undone.
+    not_undone: set[str] = field(default_factory=set)
     # What its error says.
     error: str = ""
     # How often it has started over.
@@ -209,8 +209,6 @@ class Judge:
 
     def _is_said(self, run: Ended, key: str) -> bool:
         """Whether the run says that this was not undone, and may do so."""
-        if run.not_undone is None:
-            return run.info.status == "dead" or f"{key}: " in run.error
         may_stay = run.info.status == "dead" or f"{key}: " in run.error or self._is_abandoned(run)
         return may_stay and key in run.not_undone
 

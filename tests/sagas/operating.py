@@ -9,7 +9,6 @@ from typing import Any
 from perdure import Runtime
 from perdure.errors import PerdureError
 from perdure.model.records import UNFINISHED, RunInfo
-from tests.sagas import promised
 from tests.sagas.bodies import Process, main_flow
 from tests.sagas.judge import Ended, Violation
 from tests.sagas.programs import Op, Program, Version, edited, retiring
@@ -66,7 +65,7 @@ class Operator:
         """
         keys = set[str]()
         for info in await self._list(status=UNFINISHED):
-            keys |= await promised.not_undone(self.runtime, info.id) or set()
+            keys |= {*(await self.runtime.describe(info.id)).not_undone}
         self.versions += [retiring(version, sorted(keys), undoes=True) for version in self.versions[: self._deployed]]
         self.current = len(self.versions) - 1
         self._note(f"version {self.current} undoes what was retired: {sorted(keys)}")
@@ -87,8 +86,8 @@ class Operator:
             case "cancel":
                 await self.runtime.cancel(run_id)
             case "abandon":
-                if await promised.abandon(self.runtime, run_id):
-                    self._abandoned.add(run_id)
+                await self.runtime.cancel(run_id, undo=False)
+                self._abandoned.add(run_id)
             case "retry":
                 await self.runtime.retry(run_id)
                 self._abandoned.discard(run_id)
@@ -103,8 +102,9 @@ class Operator:
         keys = [key for key in keys if not key.startswith("%")]
         if keys:
             new_id = f"{self.prefix}x{len(self._forks)}"
-            takes = await promised.fork(self.runtime, run_id, keys[op.n % len(keys)], new_id, take_over=op.what == "take over")
-            self._forks[new_id] = run_id if takes else None
+            takes_over = op.what == "take over"
+            await self.runtime.fork(run_id, from_step=keys[op.n % len(keys)], id=new_id, take_over=takes_over)
+            self._forks[new_id] = run_id if takes_over else None
 
     async def push_on(self) -> bool:
         """Send the runs what they wait for, and have those with a problem tried again at once. Whether one has not ended."""
@@ -139,7 +139,7 @@ class Operator:
         return Ended(
             info,
             receipts=[(thing, key) for thing, key in value or []],
-            not_undone=await promised.not_undone(self.runtime, info.id) if info.status != "completed" else None,
+            not_undone=set(described.not_undone),
             error="" if described.error is None else f"{described.error.type} {described.error.message}",
             again=described.input[0][0] if is_main else 0,
             parent_id=described.parent_id,

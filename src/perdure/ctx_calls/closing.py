@@ -27,7 +27,6 @@ from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.errors import COMPENSATION_PREFIX, CompensationFailed, NotUndone, PersistenceError, RunCancelled, RunDiverged
 from perdure.model.journal import Entry
-from perdure.model.own_names import compensation_key
 from perdure.result import Err
 from perdure.snapshots.effects import Effect, effects_in
 from perdure.snapshots.step_results import load_value
@@ -175,7 +174,7 @@ class Closing:
         value = None if effect.result is None or fn is _was_called else self._load(effect.result, undoing.hint)
         undoes = read_open_child(drive, effect.opened).id if effect.intent is None else effect.intent.idempotency_key
         step = StepCall(
-            compensation_key(effect.key),
+            effect.compensation,
             f"compensate {effect.name}",
             fn,
             () if fn is _was_called else (value,),

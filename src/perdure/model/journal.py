@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from perdure.errors import COMPENSATION_PREFIX
-from perdure.model.own_names import compensation_key
+from perdure.model.own_names import compensation_key, undone_by
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
@@ -113,7 +113,8 @@ def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]
     keys = set(recorded)
     compensations = {key for key in keys if key.startswith(COMPENSATION_PREFIX)}
     undone = compensations.intersection(succeeded)
-    return compensations | {key for key in keys if compensation_key(key) in undone} if compensations else set()
+    names = undone_by(undone)
+    return compensations | {key for key in keys if key in names or compensation_key(key) in undone} if compensations else set()
 
 
 def read_intents(kept: Collection[Entry]) -> dict[str, Intent]:
@@ -144,7 +145,8 @@ def count_undone(entries: Iterable[Entry]) -> dict[str, int]:
     for entry in sorted(entries, key=attrgetter("seq")):
         if entry.phase == "drop":
             dropped = msgspec.json.decode(entry.payload, type=list[str])
-            undone.update(key for key in dropped if entry.seq == 1 or compensation_key(key) in succeeded)
+            names = undone_by(succeeded)
+            undone.update(key for key in dropped if entry.seq == 1 or key in names or compensation_key(key) in succeeded)
             succeeded.difference_update(dropped)
         elif entry.phase == "close" and entry.ok and entry.key.startswith(COMPENSATION_PREFIX):
             succeeded.add(entry.key)

@@ -67,6 +67,11 @@ def compensation_key(key: str) -> str:
     return COMPENSATION_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
+def undone_by(compensations: Iterable[str]) -> set[str]:
+    """Return the keys of what these compensations undo, but of those that are too long to be readable."""
+    return {child_key(key.removeprefix(COMPENSATION_PREFIX)) for key in compensations if key.startswith(COMPENSATION_PREFIX)}
+
+
 class KeyParts(NamedTuple):
     """What is recorded under a key: a call of the user's, the compensation of the step `key`, or the cancellation of the run."""
 
@@ -83,4 +88,4 @@ def parts_of(key: str, journal_keys: Iterable[str] = ()) -> KeyParts:
     own = key.removeprefix(COMPENSATION_PREFIX)
     if _HASH.fullmatch(own):
         own = next((each for each in journal_keys if compensation_key(each) == key), own)
-    return KeyParts("compensation", own)
+    return KeyParts("compensation", child_key(own))

@@ -28,7 +28,7 @@ from perdure.errors import CANCEL_KEY, RunConflict, SnapshotCorrupt, StepNotFoun
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait, StepOpening, drop_entry, entries_in_force
-from perdure.model.own_names import RESERVED, compensation_key
+from perdure.model.own_names import RESERVED, compensation_key, undone_by
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
@@ -114,7 +114,8 @@ def _without_undone(kept: list[Entry], later: Sequence[Entry], now: int) -> list
     """Return these entries, and one that drops what was undone then or `later`: it does not count as done in the fork."""
     in_force = entries_in_force(kept)
     compensations = {entry.key for entry in later if entry.phase == "close" and entry.ok}
-    undone = {entry.key for entry in in_force if entry.key and compensation_key(entry.key) in compensations}
+    names = undone_by(compensations)
+    undone = {each.key for each in in_force if each.key and (each.key in names or compensation_key(each.key) in compensations)}
     undone |= compensated_keys(in_force) | ({CANCEL_KEY} & {entry.key for entry in in_force})
     return [*kept, drop_entry(kept[-1].seq + 1, undone, now, kept[-1].epoch)] if undone else kept
 

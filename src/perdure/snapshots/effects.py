@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.errors import OUTCOME_UNKNOWN, StepFailed, StepTimeout
 from perdure.model.journal import CancelRequest, Entry, Intent, OpenChild, StepOpening
-from perdure.model.own_names import CANCEL_WITHOUT_UNDO, compensation_key
+from perdure.model.own_names import CANCEL_WITHOUT_UNDO, compensation_key, numbered_key
 from perdure.model.records import RunRow, Signal
 
 
@@ -18,10 +18,12 @@ class Effect(NamedTuple):
     """What a step or a child has done, or may have done.
 
     `intent` is what a step recorded before it was called. `result` is the entry that has what it returned; it is None if that is
-    not known. `is_set_aside` says that a retry has dropped the record, and the step was not called again.
+    not known. `is_set_aside` says that a retry has dropped the record, and the step was not called again. What undoes it is
+    recorded under the key `compensation`.
     """
 
     opened: Entry
+    compensation: str
     intent: Intent | None
     result: Entry | None
     is_undone: bool
@@ -42,6 +44,7 @@ class _Called(msgspec.Struct):
     """A step or a child with a compensation, as far as the journal was read."""
 
     opened: Entry
+    compensation: str
     intent: Intent | None
     close: Entry | None = None
     is_undone: bool = False
@@ -76,21 +79,27 @@ def effects_in(journal: Iterable[Entry], also: Collection[str] = ()) -> list[Eff
     raised says that it did nothing, unless it timed out or its outcome is unknown. What another run has done does not count. What
     a retry has set aside counts until it is undone.
     """
-    called: dict[str, _Called] = {}
-    by_compensation: dict[str, str] = {}
+    # By key: one step, or each child that was started under it.
+    called: dict[str, list[_Called]] = {}
+    by_compensation: dict[str, _Called] = {}
     for entry in sorted(journal, key=attrgetter("seq")):
-        if entry.phase == "open" and (has_begun := _read_call(entry, also)) is not None:
-            called[entry.key] = has_begun
-            by_compensation[compensation_key(entry.key)] = entry.key
+        if entry.phase == "open":
+            call = _read_call(entry, called.get(entry.key, []), also)
+            if call is not None:
+                known = called.setdefault(entry.key, [])
+                known[:] = [*(each for each in known if each.compensation != call.compensation), call]
+                by_compensation[call.compensation] = call
         elif entry.phase == "close" and entry.key in called:
-            called[entry.key].close = entry
-        elif entry.phase == "close" and entry.ok and by_compensation.get(entry.key) in called:
-            called[by_compensation[entry.key]].is_undone = True
+            called[entry.key][-1].close = entry
+        elif entry.phase == "close" and entry.ok and entry.key in by_compensation:
+            by_compensation[entry.key].is_undone = True
         elif entry.phase == "drop":
             for key in called.keys() & msgspec.json.decode(entry.payload, type=set[str]):
                 _set_aside(called, key)
-    done = [each for each in called.values() if each.may_have_done_something()]
-    effects = (Effect(each.opened, each.intent, _result_of(each), each.is_undone, each.is_set_aside) for each in done)
+    done = [each for calls in called.values() for each in calls if each.may_have_done_something()]
+    effects = [
+        Effect(each.opened, each.compensation, each.intent, _result_of(each), each.is_undone, each.is_set_aside) for each in done
+    ]
     return sorted(effects, key=lambda effect: effect.opened.seq)
 
 
@@ -98,14 +107,19 @@ def _result_of(call: _Called) -> Entry | None:
     return call.close if call.close is not None and call.close.ok else None
 
 
-def _set_aside(called: dict[str, _Called], key: str) -> None:
-    """A retry sets aside what is recorded of this call. What it has done stays if it was not undone."""
-    call = called[key]
-    is_open_child = call.opened.kind == "child" and call.close is None
-    if call.is_undone or is_open_child or not call.may_have_done_something():
-        del called[key]
-    else:
+def _set_aside(called: dict[str, list[_Called]], key: str) -> None:
+    """A retry sets aside what is recorded under this key. What was done and is not undone stays.
+
+    So does a child that was given up, as it may have completed. The last one is started again if it has not.
+    """
+    last = called[key][-1]
+    is_open_child = last.opened.kind == "child" and last.close is None
+    left = [call for call in called.pop(key) if not call.is_undone and call.may_have_done_something()]
+    left = [call for call in left if call is not last or not is_open_child]
+    for call in left:
         call.is_set_aside = True
+    if left:
+        called[key] = left
 
 
 def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:
@@ -132,15 +146,20 @@ def find_cancel_request(inbox: Iterable[Signal], journal: Iterable[Entry]) -> in
     return next((row.seq for row in valid), None)
 
 
-def _read_call(opened: Entry, also: Collection[str]) -> _Called | None:
-    """Return the call of this run that the entry opens, if it has a compensation."""
+def _read_call(opened: Entry, known: Sequence[_Called], also: Collection[str]) -> _Called | None:
+    """Return the call of this run that the entry opens, if it has a compensation. `known` are those under the same key."""
     if opened.kind == "child":
         child = msgspec.json.decode(opened.payload, type=OpenChild)
-        return _Called(opened, None) if child.is_compensated and child.belongs_to is None else None
+        if not child.is_compensated or child.belongs_to is not None:
+            return None
+        again = (each for each in known if msgspec.json.decode(each.opened.payload, type=OpenChild).id == child.id)
+        same = next(again, None)
+        number = len(known) + 1
+        return _Called(opened, compensation_key(numbered_key(opened.key, number)) if same is None else same.compensation, None)
     opening = None if opened.kind != "step" else msgspec.json.decode(opened.payload, type=StepOpening)
     if not isinstance(opening, Intent) or opening.belongs_to is not None:
         return None
-    return _Called(opened, opening) if opening.is_compensated or opened.key in also else None
+    return _Called(opened, compensation_key(opened.key), opening) if opening.is_compensated or opened.key in also else None
 
 
 def _is_in_doubt(failed: Entry) -> bool:
