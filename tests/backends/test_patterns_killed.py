@@ -40,7 +40,8 @@ def test_a_worker_may_be_killed_at_any_store_call(
     campaign = Campaign(dsn, start, tmp_path, pattern)
     killed_at = Counter[str]()
     for run in (*campaign.runs, "") if IS_FULL else ("",):
-        unkilled, n = 0, 0 if IS_FULL or not after else STRIDE // 2
+        # Few: the other process may take most of the calls, and a worker that makes fewer than these is not killed.
+        unkilled, n = 0, 0 if IS_FULL or not after else STRIDE // 4
         while unkilled < UNKILLED:
             verb = campaign.run_through(KillPoint(n, run, after))
             if verb is None:
