@@ -1334,6 +1334,28 @@ async def test_a_step_under_way_that_is_renamed_lets_no_run_complete() -> None:
     assert await charge_twice(by_child=False, name="charge", provider=Provider(), again="pay") == "pending"
 
 
+async def test_a_step_in_doubt_that_is_retired_lets_its_run_complete() -> None:
+    provider = Provider()
+    is_killed = True
+
+    async def charge() -> None:
+        await provider.charge(5)
+        raise SystemExit(1)
+
+    async def body(ctx: Context) -> str:
+        if is_killed:
+            await ctx.step("pay", charge, key="charge", compensate=provider.refund)
+        return "paid"
+
+    code = Code(body)
+    flow = code.workflow(retired={"charge"})
+    async with world(flow) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.sweep()
+        is_killed = False
+        assert await here.later("1m") == {"run": Ok("paid")}
+
+
 @pytest.mark.xfail(strict=True, reason="the engine owes results only; the coming one has to owe what was begun, too")
 @pytest.mark.parametrize("by_child", [False, True])
 async def test_what_is_under_way_and_renamed_is_not_begun_again(by_child: bool) -> None:

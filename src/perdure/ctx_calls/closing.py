@@ -103,18 +103,14 @@ class Closing:
         """Return the keys of compensations that are recorded, and of steps in doubt that the function does not call any more."""
         if not self._drive.idempotency_keys.intents or self._drive.options.on_divergence == "run":
             return []
-        begun = [key for key in self._drive.calls.kinds if key.startswith(COMPENSATION_PREFIX)]
-        retired = self._drive.calls.retired
-        for effect in self._effects():
-            is_in_doubt = effect.opened.kind == "step" and effect.result is None and not effect.is_set_aside
-            if (
-                is_in_doubt
-                and not effect.is_undone
-                and not self._drive.calls.was_called(effect.key)
-                and effect.name not in retired
-            ):
-                begun.append(effect.key)
-        return begun
+        calls = self._drive.calls
+        in_doubt = [
+            effect.key
+            for effect in self._effects()
+            if effect.opened.kind == "step" and effect.result is None and not effect.is_set_aside and not effect.is_undone
+            if not calls.was_called(effect.key) and effect.key not in calls.retired and effect.name not in calls.retired
+        ]
+        return [*(key for key in calls.kinds if key.startswith(COMPENSATION_PREFIX)), *in_doubt]
 
     def _effects(self) -> list[Effect]:
         try:
