@@ -45,7 +45,7 @@ define require
 	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
-.PHONY: help demo test chaos mutants lint types bench figures baseline pages lock clean system
+.PHONY: help demo test contracts chaos mutants lint types bench figures baseline pages lock clean system
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
@@ -70,6 +70,9 @@ endef
 test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared; the engine again on uvloop
 	$(call run_tests,,)
 	$(call run_tests,PERDURE_LOOP=uvloop,tests/engine)
+
+contracts: system $(DEV) ## the contract suites of which `make test` runs every fifth case, whole; CI runs them too
+	PERDURE_CHAOS=1 $(BIN)/python -m pytest tests/contract tests/backends/postgres/test_pgbouncer.py -m sampled -n 4 --dist loadfile
 
 chaos: system $(DEV) ## the same tests on every store with campaigns in full, and those that are only for here; workers on uvloop, asyncio's debug mode
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest

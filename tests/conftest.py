@@ -96,7 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     contracts = {backend.name: backend.contract for backend in BACKENDS.values()}
     left_to_chaos = [backend.name for backend in BACKENDS.values() if backend.leaves_contract_to_chaos]
-    config.pluginmanager.register(Exercised(contracts, left_to_chaos), "perdure-backends")
+    sampled = [backend.name for backend in BACKENDS.values() if backend.samples_contract]
+    config.pluginmanager.register(Exercised(contracts, left_to_chaos, sampled), "perdure-backends")
     if LOOP not in {"", "uvloop", "debug", "uvloop+debug"}:
         raise pytest.UsageError(f"PERDURE_LOOP is uvloop, debug or uvloop+debug, not {LOOP!r}")
     if "uvloop" in LOOP:

@@ -2,7 +2,7 @@
 
 A file stays together, so that what its tests share is made once. A long file that comes last would keep one process busy and the
 others waiting, so those are named here, roughly in the order of their lengths; what is not named is short. What needs MongoDB,
-whose server is emulated and a burden by itself, goes to one process; only its contract suite, as long as all of that, to another.
+whose server is emulated and a burden by itself, goes to one process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 
 MONGO: Final = "what needs MongoDB"
 LONGEST_FIRST: Final = (
-    "tests/contract/test_mongo.py",
     MONGO,
     "tests/backends/test_silence.py",
     "tests/backends/test_lost_replies.py",
-    "tests/contract/test_libsql.py",
     "tests/backends/test_patterns_killed.py",
     "tests/contract/test_key_value.py",
     "tests/backends/test_worker_processes.py",
@@ -26,9 +24,7 @@ LONGEST_FIRST: Final = (
     "tests/backends/test_zombies.py",
     "tests/backends/postgres/test_pgbouncer.py",
     "tests/backends/test_server_restarts.py",
-    "tests/contract/test_redis_cluster.py",
     "tests/contract/test_postgres.py",
-    "tests/contract/test_sql_client.py",
     "tests/kv/test_processes.py",
     "tests/contract/test_mysql.py",
     "tests/backends/test_starting_together.py",
@@ -65,8 +61,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # of an unknown type
 
 def unit_of(nodeid: str) -> str:
     """What a test stays together with."""
-    file = nodeid.partition("::")[0]
-    return MONGO if "mongo" in nodeid.lower() and not file.startswith("tests/contract/") else file
+    return MONGO if "mongo" in nodeid.lower() else nodeid.partition("::")[0]
 
 
 def longest_first(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ def test_files_that_come_first_are_there() -> None:
         ("tests/backends/test_ids.py::test_one[mongo]", MONGO),
         ("tests/kv/test_dsns.py::test_one[MongoPlace]", MONGO),
         ("tests/backends/mongo/test_fence.py::test_one", MONGO),
-        ("tests/contract/test_mongo.py::test_one", "tests/contract/test_mongo.py"),
+        ("tests/contract/test_mongo.py::test_one", MONGO),
     ],
 )
 def test_a_file_stays_together_and_so_does_what_needs_mongodb(nodeid: str, unit: str) -> None:
@@ -32,7 +32,7 @@ def test_a_file_stays_together_and_so_does_what_needs_mongodb(nodeid: str, unit:
 
 
 def test_long_files_come_first_and_the_others_keep_their_order() -> None:
-    nodeids = ["tests/a.py::test_2", "tests/a.py::test_1", f"{LONGEST_FIRST[2]}::test", "x[mongo]", f"{LONGEST_FIRST[0]}::test"]
+    nodeids = ["tests/a.py::test_2", "tests/a.py::test_1", f"{LONGEST_FIRST[2]}::test", f"{LONGEST_FIRST[1]}::test", "x[mongo]"]
     items: list[Any] = [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]
     longest_first(items)
     assert [item.nodeid for item in items] == [*reversed(nodeids[2:]), *nodeids[:2]]

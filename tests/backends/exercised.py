@@ -5,7 +5,7 @@ collected was not. PERDURE_REQUIRE_BACKENDS names the required ones: `all`, or a
 tests reports and requires nothing.
 
 A contract suite that takes too long may be left to `make chaos`. Elsewhere only its process suite is required, and the report
-names the suite that did not run.
+names the suite that did not run. It also names those of which only some cases ran.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ OUTPUT: Final = "perdure-backends"
 class Exercised:
     """The plugin. `contracts` has the contract suite of each backend, as `file::test` in `tests/contract`."""
 
-    def __init__(self, contracts: Mapping[str, str], left_to_chaos: Collection[str] = ()) -> None:
+    def __init__(self, contracts: Mapping[str, str], left_to_chaos: Collection[str] = (), sampled: Collection[str] = ()) -> None:
         self._contracts = contracts
         self._left_to_chaos = left_to_chaos
+        self._sampled = sampled
         self._required = parse_required(os.environ.get(VARIABLE, ""), contracts)
         self._is_whole = False
         self._collected: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -89,7 +90,10 @@ class Exercised:
         return name in self._left_to_chaos and not self._collected["contract", name] and not IS_FULL
 
     def _label(self, name: str) -> str:
-        return f"{name} (its contract suite in make chaos only)" if self._is_left_to_chaos(name) else name
+        if self._is_left_to_chaos(name):
+            return f"{name} (its contract suite in make chaos only)"
+        is_sampled = name in self._sampled and not IS_FULL
+        return f"{name} (every fifth case of its contract suite, all of them in make contracts)" if is_sampled else name
 
     def _suites(self, item: pytest.Function) -> Iterable[tuple[str, str]]:
         """The suites that a test belongs to: none or one."""

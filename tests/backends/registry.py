@@ -103,6 +103,8 @@ class Backend:
     pace: float = 1.0
     # Whether its contract suite takes minutes, and is run by `make chaos` only.
     leaves_contract_to_chaos: bool = False
+    # Whether `make test` runs only every fifth case of its contract suite.
+    samples_contract: bool = False
     # Whether all that it does is done by the code of another backend in the list.
     repeats: bool = False
     # Whether its server is emulated, or does one thing at a time.
@@ -179,6 +181,7 @@ def through_a_client(backend: Backend) -> Backend:
         backend.goes_down,
         pace=2,
         leaves_contract_to_chaos=backend is not POSTGRES,
+        samples_contract=backend is POSTGRES,
         repeats=backend is not POSTGRES,
     )
 
@@ -226,6 +229,7 @@ MONGO: Final = ServerBackend(
     partial(MongoServer, own=True),
     pace=6,  # its server is emulated
     is_slow=True,
+    samples_contract=True,
     driver="pymongo",
     proxy_options="serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
     away_options="serverSelectionTimeoutMS=500",
@@ -256,6 +260,7 @@ LIBSQL: Final = ServerBackend(
     "test_libsql.py::test_contract",
     places.on_libsql,
     partial(OwnLibsql, own=True),
+    samples_contract=True,
     operator=operators.LibsqlOperator(),
 )
 S3: Final = Backend(

@@ -17,7 +17,7 @@ CONFTEST: Final = """
 from tests.backends.exercised import Exercised
 def pytest_configure(config):
     contracts = {"one": "test_one.py::test_contract", "two": "test_two.py::test_contract"}
-    config.pluginmanager.register(Exercised(contracts, left_to_chaos=[]))
+    config.pluginmanager.register(Exercised(contracts, left_to_chaos=[], sampled=[]))
 """
 CONTRACT: Final = """
 import pytest
@@ -121,7 +121,7 @@ def test_contract_suites_in_one_file_are_told_apart(project: Project) -> None:
 @pytest.fixture
 def slow(project: Project) -> Project:
     """Where the contract suite of the second backend is left to `make chaos`."""
-    project.write("checks/conftest.py", CONFTEST.replace("[]", '["two"]'))
+    project.write("checks/conftest.py", CONFTEST.replace("chaos=[]", 'chaos=["two"]'))
     project.write("checks/contract/test_two.py", f"{CONTRACT}\npytestmark = pytest.mark.chaos\n")
     return project
 
@@ -139,6 +139,13 @@ def test_a_contract_suite_that_is_left_to_chaos_is_required_there(slow: Project)
 def test_whoever_leaves_the_contract_suite_to_chaos_needs_the_processes_all_the_same(slow: Project) -> None:
     slow.write("checks/backends/test_processes.py", PROCESSES.replace(', "two"', "").format("pass"))
     assert slow.run("-m", "not chaos")[0] == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_contract_suite_of_which_a_sample_runs_is_named(project: Project) -> None:
+    project.write("checks/conftest.py", CONFTEST.replace("sampled=[]", 'sampled=["two"]'))
+    said = ["backends exercised: one, two (every fifth case of its contract suite, all of them in make contracts)"]
+    assert project.run() == (0, said)
+    assert project.run(is_full=True) == (0, ["backends exercised: one, two"])
 
 
 def test_an_unknown_backend_cannot_be_required(project: Project) -> None:

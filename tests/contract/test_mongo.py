@@ -9,7 +9,8 @@ from pymongo import pool_options
 
 from perdure.backends.mongo import MongoStore
 from perdure.store import STANDARD_PARTS, FullStore
-from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.contract import StoreFactory
+from tests.contract.sampling import sampled_contract_tests
 from tests.servers.mongo import shared_server, with_database
 
 # The driver looks after the server so rarely that it needs fewer connections, which are what costs most in an emulated server.
@@ -49,4 +50,4 @@ class MongoFactory(StoreFactory):
         return MongoStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 
-test_contract = contract_tests(MongoFactory)
+test_contract = sampled_contract_tests(MongoFactory)

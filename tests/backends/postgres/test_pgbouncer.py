@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import functools
 import secrets
-from typing import Final
 
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from perdure.backends.postgres import PostgresStore
 from perdure.backends.sql.dialect import TABLES
 from perdure.store import STANDARD_PARTS, FullStore
-from perdure.testing.contract import Case, StoreFactory, all_cases
-from tests.campaign import IS_FULL
+from perdure.testing.contract import StoreFactory, all_cases
+from tests.contract.sampling import sampled_contract_tests
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import shared_server
 
@@ -70,14 +69,8 @@ class NewTablesFactory(PgBouncerFactory):
         await _drop(shared_server().dsn, self.table)
 
 
-# Every so many-th case by default: what needs a session of its own shows in any case that has two statements.
-STRIDE: Final = 1 if IS_FULL else 5
-CASES: Final = [case for case in all_cases() if case.concerns(PgBouncerFactory.capabilities)][::STRIDE]
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_contract(case: Case) -> None:
-    asyncio.run(case.run(PgBouncerFactory()))
+# What needs a session of its own shows in any case that has two statements.
+test_contract = sampled_contract_tests(PgBouncerFactory)
 
 
 def test_processes_may_make_the_tables_at_once() -> None:
