@@ -221,6 +221,7 @@ MYSQL: Final = ServerBackend(
         "mysql://u:secret@h/",
     ),
     lender=operators.mysql_lender,
+    samples_contract=True,
 )
 MONGO: Final = ServerBackend(
     "mongo",

@@ -17,6 +17,7 @@ from perdure.backends.key_value.backend import StoredValue, Version
 from perdure.kv import FilesKeyValueStore
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
+from tests.contract.sampling import sampled_contract_tests
 
 
 class PlainDict:
@@ -156,8 +157,8 @@ class OwnFactory(StoreFactory):
 
 
 test_dict = contract_tests(DictFactory)
-test_files = contract_tests(FilesFactory)
-test_obstore_memory = contract_tests(ObjectMemoryFactory)
+test_files = sampled_contract_tests(FilesFactory)
+test_obstore_memory = sampled_contract_tests(ObjectMemoryFactory)
 # These repeat what the suite finds out about the three above.
 test_own_backend = pytest.mark.chaos(contract_tests(OwnFactory))
 test_py_key_value_memory = pytest.mark.chaos(contract_tests(PyMemoryFactory))
