@@ -19,9 +19,8 @@ from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context, full_key
-from perdure.ctx_calls.children import child_call, run_child
-from perdure.ctx_calls.closing import closing_of
-from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.body_queue import BodyQueue
+from perdure.engine.children import child_call, run_child
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id, random_bytes
@@ -95,7 +94,7 @@ class Workflow(Generic[P, T_co]):
         The key of the child is the workflow's name; a second one needs `ctx.child(wf, ..., key=)`.
         """
         here = current.get()
-        if isinstance(here, BodyTasks) and here.drive is not None:
+        if isinstance(here, BodyQueue) and here.drive is not None:
             return run_child(here.drive, child_call(self, args, kwargs, full_key((), self.name), {}))
         positional, named = self.check_arguments(Codec(), args, kwargs)
         return call_in_memory(self, tuple(positional), named)
@@ -171,7 +170,6 @@ class Workflow(Generic[P, T_co]):
         drive.encode_input = partial(self._new_input, drive.codec)
         context: Context[Any] = Context(drive)
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
-        closing_of(drive)
         return call(context, *args, **kwargs)
 
     def check_arguments(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

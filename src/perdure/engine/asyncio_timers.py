@@ -1,0 +1,121 @@
+"""Sleeps and time limits of asyncio in a body, as entries of the journal.
+
+That such a timer has fired is recorded and delivered like the end of a step, so `asyncio.sleep`, `asyncio.timeout` and `wait_for`
+are durable: they last as long whatever happens to the process, and a replay sees them end at the same places. A timer is named by
+its instant, which is the time of an entry plus a length, and so the same on every replay. When the run leaves memory, what is set
+is recorded with the instant at which it fires. One that was cancelled leaves nothing.
+
+Timers of libraries may depend on what the process shares, such as a pool of connections. So an entry of a timer that the body has
+not set is passed over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from perdure.engine.body_queue import BodyTimer
+from perdure.errors import TIMER_PREFIX
+from perdure.model.durations import MAX_INSTANT
+from perdure.model.journal import Entry, OpenWait
+from perdure.model.logs import log, run_fields
+
+if TYPE_CHECKING:
+    from perdure.engine.drive import Drive
+
+# After so many entries of timers a run is said to poll.
+_MANY: Final = 1_000
+
+
+class DurableTimers:
+    """The timers of asyncio that the body of one drive has set."""
+
+    def __init__(self, drive: Drive) -> None:
+        self._drive: Drive | None = drive
+        # When timers fire whose run has left memory before that, by name.
+        self._fires_at: dict[str, int] = {}
+        # What an earlier drive, or this one, has recorded of a timer that is set.
+        self._opened: dict[str, int] = {}
+        self._fired = 0
+        # When the last entry was delivered live; None during a replay.
+        self.delivered_at: int | None = None
+
+    def take(self, entry: Entry) -> bool:
+        """Take the next entry, which is about a timer, if the body has set that: what was recorded of it, or that it has fired."""
+        drive = self._get()
+        name = entry.key.removeprefix(TIMER_PREFIX)
+        if entry.phase == "open":
+            fires_at = msgspec.json.decode(entry.payload, type=OpenWait).deadline
+            if fires_at is not None:
+                self._opened[name] = self._fires_at[name] = fires_at
+            drive.calls.cursor.pass_over()
+            return True
+        timer = drive.body.timers.get(name)
+        if timer is None:
+            return False
+        drive.calls.cursor.take_next()
+        drive.body.now = drive.calls.cursor.last_at
+        drive.body.fire(timer)
+        return True
+
+    def was_set(self, entry: Entry) -> bool:
+        """Return whether the body has set the timer of this entry, and cancelled it."""
+        return self._get().body.was_set(entry.key.removeprefix(TIMER_PREFIX))
+
+    def arm(self) -> None:
+        """The run is live: let what is set fire at its instant."""
+        drive = self._get()
+        unarmed, drive.body.unarmed = drive.body.unarmed, []
+        for timer in unarmed:
+            if not timer.cancelled():
+                # The body's time stands still while it does something of its own, which its time limits do not count.
+                late = 0 if self.delivered_at is None else max(0, drive.clock.now() - self.delivered_at)
+                timer.fires_at = min(self._fires_at.get(timer.name, timer.at + late), MAX_INSTANT)
+                timer.armed = drive.clock.call_at(timer.fires_at, self._fire, timer)
+
+    def wake_at(self) -> int | None:
+        """Return when the first one fires."""
+        return min((timer.fires_at for timer in self._set()), default=None)
+
+    def record_armed(self) -> None:
+        """The run is about to leave memory: record when each of them fires."""
+        drive = self._get()
+        for timer in self._set():
+            if self._opened.get(timer.name) != timer.fires_at:
+                self._opened[timer.name] = timer.fires_at
+                now, payload = drive.clock.now(), msgspec.json.encode(OpenWait(timer.fires_at))
+                key = TIMER_PREFIX + timer.name
+                drive.recorder.append(key, "", kind="timer", phase="open", payload=payload, started_at=now, ended_at=now)
+
+    def forget(self) -> None:
+        """The drive is over."""
+        self._drive = None
+
+    def _set(self) -> list[BodyTimer]:
+        """Return the timers that are set, once the run is live."""
+        return [timer for timer in self._get().body.timers.values() if timer.armed is not None]
+
+    def _get(self) -> Drive:
+        if self._drive is None:
+            raise RuntimeError("the drive is over")
+        return self._drive
+
+    def _fire(self, timer: BodyTimer) -> None:
+        drive = self._drive
+        if drive is None or drive.must_not_record or timer.armed is None:
+            return
+        timer.armed = None
+        # Never before its instant: some loops fire early.
+        at = max(drive.clock.now(), timer.fires_at)
+        drive.record(None, key=TIMER_PREFIX + timer.name, kind="timer", started_at=timer.fires_at, ended_at=at)
+        self._fired += 1
+        if self._fired == _MANY:
+            log.warning(
+                "run %r of workflow %r has slept %d times with asyncio, and each sleep is an entry of its journal; to poll, use a "
+                "step that polls, or ctx.wait_for_signal",
+                drive.run.id,
+                drive.run.workflow,
+                _MANY,
+                extra=run_fields(drive.run),
+            )
