@@ -33,6 +33,14 @@ def callbacks_of(future: asyncio.Future[Any]) -> list[tuple[Callable[..., object
     return list(future._callbacks or ())  # type: ignore[attr-defined]  # noqa: SLF001
 
 
+def gathered(future: asyncio.Future[Any] | None) -> list[asyncio.Future[Any]]:
+    """Return the future of an `asyncio.gather`, and those of every other one inside it."""
+    if not isinstance(future, GatheringFuture):
+        return []
+    children: list[asyncio.Future[Any]] = future._children  # type: ignore[attr-defined]  # noqa: SLF001
+    return [future, *(inner for child in children for inner in gathered(child))]
+
+
 def do_not_log_destruction(task: asyncio.Task[Any]) -> None:
     """Keep asyncio from logging that this task was destroyed while it was pending."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001

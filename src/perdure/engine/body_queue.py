@@ -127,8 +127,8 @@ class BodyTask(asyncio.Task[Any]):
     def __init__(self, body: BodyQueue, number: int, coro: Coroutine[Any, Any, Any], **options: Any) -> None:
         self.body = body
         self.number = number
-        # Whether a task that was unwinding when the body left memory has made it.
-        self.is_cleanup = False
+        # The task that has made it while it was unwinding, when the body left memory.
+        self.cleans_up_for: asyncio.Task[Any] | None = None
         super().__init__(coro, **options)
 
     def __hash__(self) -> int:
@@ -313,6 +313,8 @@ class BodyQueue(TaskCreator):
             self.interrupt, again = interrupt, True
             if isinstance(interrupt, KeyboardInterrupt):
                 raise
+        except Exception as error:  # noqa: BLE001 - a defect of the engine must not leave a run that nothing moves
+            self.interrupt, again = error, True
         finally:
             sys.set_asyncgen_hooks(*hooks)
             self.callback = handle = context = callback = args = None
@@ -340,8 +342,8 @@ class BodyQueue(TaskCreator):
         task = self._new_task(self.next_to_start(coro), self.number + self._count, loop=self.loop, **options)
         if self.is_closing:
             creator = _current_task(self.loop)
-            is_cleanup = isinstance(creator, BodyTask) and creator.is_cleanup
-            task.is_cleanup = is_cleanup or (creator is not None and creator.cancelling() > 0)
+            is_unwinding = creator is not None and (creator.cancelling() or getattr(creator, "cleans_up_for", None))
+            task.cleans_up_for = creator if is_unwinding else None
         return task
 
     def _new_task(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> BodyTask:

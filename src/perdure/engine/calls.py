@@ -60,6 +60,11 @@ class Call(AskingCall):
         # Whether this drive has recorded that.
         self.is_recorded_now = False
 
+    def must_end(self, *, is_recorded: bool) -> bool:
+        """Return whether the call, which is cancelled, waits for its end, because it may have started."""
+        del is_recorded
+        return self.is_settled and not self.is_wait
+
     def start(self) -> None:
         """Do what the call is about. The run is live, the body rests, and the journal has no end of the call."""
         raise NotImplementedError
@@ -252,7 +257,7 @@ class Calls:
 
     def _cancel(self, call: Call) -> None:
         """The body has cancelled the call, which has no entry yet. Raises if nothing more will come."""
-        if not call.is_settled or call.is_wait:
+        if not call.must_end(is_recorded=self.cursor.is_recorded(call.key)):
             self.cursor.withdraw(call)
             self.free(call.key)
             call.withdrawn()

@@ -183,6 +183,8 @@ class Drive:
         self.is_check = False
         # Whether nothing may reach the body for now: the store is asked to suspend the run, or listeners are waited for.
         self._is_frozen = False
+        # What is delivered next, since listeners have had it.
+        self._published: tuple[Call, Entry] | None = None
         self._leaving: Leaving | None = None
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self.loop.create_future()
@@ -390,6 +392,10 @@ class Drive:
             return False
         if self._closing_task is not None and self.closing in self.at_work:
             return False
+        if self._published is not None:
+            (call, entry), self._published = self._published, None
+            call.deliver(entry)
+            return True
         cursor = self.calls.cursor
         cursor.settle()
         if self._main.done() and self._closing_task is None:
@@ -484,7 +490,7 @@ class Drive:
 
     def _thaw(self, call: Call, entry: Entry) -> None:
         self._is_frozen = False
-        call.deliver(entry)
+        self._published = call, entry
         self.body.schedule()
 
     def _tell_patch(self) -> bool:
@@ -623,6 +629,9 @@ class Drive:
     def _note_interrupt(self) -> None:
         """Code of the body has called `sys.exit`, or a task of it was cancelled from outside: the body leaves memory."""
         interrupt, self.body.interrupt, self.body.is_interrupted = self.body.interrupt, None, False
+        if isinstance(interrupt, Exception):
+            self.fail(interrupt)
+            return
         if interrupt is None:
             # If the drive is cancelled too (Ctrl-C), that comes first.
             self.loop.call_soon(self.fail, RunInterrupted(self.run.id, "the body", "was cancelled from outside"))
@@ -774,6 +783,8 @@ class Drive:
         if self._closing_task is not None:
             return False
         cancellation = self.cancellation
+        if cancellation.is_recorded:
+            return False
         if not cancellation.is_read:
             self._is_frozen = True
             start_own_task(self._read_request())
@@ -841,14 +852,23 @@ class Drive:
             result = main.result()
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
             result = Err(error)
-        if not self.cancellation.is_requested:
-            gone, missing = self.calls.find_gone(result), self.calls.cursor.missing_at_end()
-            if gone or missing:
-                entry = next((each for each in self.calls.cursor.unasked() if each.key in missing), None)
-                if gone or entry is None or not self._patience.has(entry, is_spinning=is_spinning):
-                    self._stop_misfit(self.calls.divergence(None, [] if gone else missing, raised_by(result)))
-                return
+        if not self.cancellation.is_delivered and self._has_ended_early(result, is_spinning=is_spinning):
+            return
         self._function_ended(result)
+
+    def _has_ended_early(self, result: Any, *, is_spinning: bool) -> bool:
+        """Return whether recorded results are missing, so that the run does not end, at least for now."""
+        gone, missing = self.calls.find_gone(result), self.calls.cursor.missing_at_end()
+        if not gone and not missing:
+            return False
+        if self.cancellation.is_requested:  # code that has changed may be cancelled all the same
+            self._record_cancel()
+            self.cancellation.is_delivered = self.cancellation.is_recorded
+            return not self.cancellation.is_recorded
+        entry = next((each for each in self.calls.cursor.unasked() if each.key in missing), None)
+        if gone or entry is None or not self._patience.has(entry, is_spinning=is_spinning):
+            self._stop_misfit(self.calls.divergence(None, [] if gone else missing, raised_by(result)))
+        return True
 
     def _function_ended(self, result: Any) -> None:
         """The workflow's function has ended, or has no more time. What is left to do is done before the run ends."""

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Final
 
 from perdure.aio.code_places import CodePlace, innermost_place
+from perdure.engine.asyncio_internals import gathered, waited_for
 from perdure.engine.body_queue import BodyQueue, BodyTask
 from perdure.errors import PerdureWarning
 from perdure.model.logs import log
@@ -53,6 +54,9 @@ class Leaving:
         for timer in list(body.timers.values()):
             timer.disarm()
             body.enqueue_later(timer)
+        for task in body.pending_tasks():
+            for gathering in gathered(waited_for(task)):
+                gathering.add_done_callback(_retrieve, context=body.context)
         for task in self._steps:
             body.on_host(task.cancel)
             task.add_done_callback(lambda _: body.schedule(), context=body.context)
@@ -75,7 +79,7 @@ class Leaving:
             return True
         found = False
         for task in tasks:
-            if task not in self._cancelled and task not in self._steps and not task.cancelling() and not _is_cleanup(task):
+            if task not in self._cancelled and task not in self._steps and not task.cancelling() and not _cleans_up(task):
                 self._cancel(task)
                 found = True
         return found
@@ -105,13 +109,20 @@ class Leaving:
         for timer in self._timers:
             timer.cancel()
         for task in self._cancelled:
-            if task.done() and not task.cancelled():
-                task.exception()  # retrieved, so that asyncio does not report it
+            if task.done():
+                _retrieve(task)
         self.done.set_result(None)
 
 
-def _is_cleanup(task: asyncio.Task[Any]) -> bool:
-    return isinstance(task, BodyTask) and task.is_cleanup
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Take the error of what nothing may wait for any more, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _cleans_up(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task that is still unwinding has made this one, as `wait_for` in a `finally` block does."""
+    return isinstance(task, BodyTask) and task.cleans_up_for is not None and not task.cleans_up_for.done()
 
 
 def _leave(run_id: str, task: asyncio.Task[Any], step: str | None) -> None:

@@ -292,12 +292,15 @@ class PatchCall(Call):
     """A call of `ctx.patched`."""
 
     __slots__ = ("_drive", "name")
-    is_wait = True
 
     def __init__(self, drive: Drive, key: str, name: str) -> None:
         super().__init__(key, "patch")
         self._drive = drive
         self.name = name
+
+    def must_end(self, *, is_recorded: bool) -> bool:
+        """Return whether it was recorded, which is when it began: a later call of the key would find that otherwise."""
+        return self.has_begun and is_recorded
 
     def start(self) -> None:
         """The journal ends here: the run takes the new code, and that is recorded."""

@@ -138,7 +138,7 @@ class ReplayCheck(Drive):
         return False
 
     def _stop_misfit(self, error: PerdureError) -> None:
-        self._give_up(error)
+        self.fail(error)
 
     def _watch(self, patience: float, before: tuple[int, int] | None = None) -> None:
         """End the check if no recorded result was asked for or delivered since the last look."""
