@@ -11,6 +11,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Retry, Suspended, stores, workflow
 from perdure.errors import PersistenceError, RunCancelled
+from tests.engine.own_waits import own_wait
 from tests.engine.worlds import world
 from tests.patience import PATIENCE, turns
 from tests.simulation import HeldBack, _Proxy
@@ -321,7 +322,7 @@ async def test_a_step_starts_beside_results_that_are_not_acknowledged_but_not_be
     @workflow
     async def flow(ctx: Context[Any]) -> None:
         quick = asyncio.ensure_future(ctx.step("quick", note, "quick"))
-        await asyncio.sleep(0.01)
+        await own_wait(0.01)
         await ctx.step("beside", note, "beside")
         await quick
         async with ctx.timeout("limit", "1h"):

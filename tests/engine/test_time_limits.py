@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores, workflow
+from tests.engine.own_waits import own_wait
 from tests.engine.replays import twice
 from tests.engine.steps import Steps
 from tests.engine.worlds import world
@@ -183,9 +184,9 @@ def test_a_body_busy_with_something_of_its_own_stays_in_memory_until_it_is_done(
     async def flow(ctx: Context[Any]) -> str:
         if is_limited:
             async with ctx.timeout("limit", "1h"):
-                await asyncio.sleep(60)
+                await own_wait(60)
         else:
-            await asyncio.sleep(60)
+            await own_wait(60)
         await ctx.step("work", asyncio.sleep, 0)
         return "done"
 

@@ -1356,7 +1356,6 @@ async def test_a_step_in_doubt_that_is_retired_lets_its_run_complete() -> None:
         assert await here.later("1m") == {"run": Ok("paid")}
 
 
-@pytest.mark.xfail(strict=True, reason="the engine owes results only; the coming one has to owe what was begun, too")
 @pytest.mark.parametrize("by_child", [False, True])
 async def test_what_is_under_way_and_renamed_is_not_begun_again(by_child: bool) -> None:
     provider = Provider()

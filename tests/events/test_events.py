@@ -509,7 +509,7 @@ async def test_a_lease_that_is_lost(store: FullStore, noticed: str) -> None:
         if noticed == "at a record":
             await ctx.step("b", lambda: stolen(store, here))
         elif noticed == "by the heartbeat":
-            next(iter(active_runs.of(here.runtime._host))).drive._lost()
+            next(iter(active_runs.of(here.runtime._host))).drive.lost()
             await hangs()
         else:
             await stolen(store, here)

@@ -11,6 +11,7 @@ not set is passed over.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,8 @@ class DurableTimers:
     """The timers of asyncio that the body of one drive has set."""
 
     def __init__(self, drive: Drive) -> None:
-        self._drive: Drive | None = drive
+        # Weak: the drive refers to this.
+        self._drive = weakref.ref(drive)
         # When timers fire whose run has left memory before that, by name.
         self._fires_at: dict[str, int] = {}
         # What an earlier drive, or this one, has recorded of a timer that is set.
@@ -88,21 +90,18 @@ class DurableTimers:
                 key = TIMER_PREFIX + timer.name
                 drive.recorder.append(key, "", kind="timer", phase="open", payload=payload, started_at=now, ended_at=now)
 
-    def forget(self) -> None:
-        """The drive is over."""
-        self._drive = None
-
     def _set(self) -> list[BodyTimer]:
         """Return the timers that are set, once the run is live."""
         return [timer for timer in self._get().body.timers.values() if timer.armed is not None]
 
     def _get(self) -> Drive:
-        if self._drive is None:
+        drive = self._drive()
+        if drive is None:
             raise RuntimeError("the drive is over")
-        return self._drive
+        return drive
 
     def _fire(self, timer: BodyTimer) -> None:
-        drive = self._drive
+        drive = self._drive()
         if drive is None or drive.must_not_record or timer.armed is None:
             return
         timer.armed = None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
+from perdure.aio.own_tasks import own_context
 from perdure.codec.failures import line_of
 from perdure.engine.body_queue import BodyQueue
 from perdure.engine.journal_cursor import AskingCall, JournalCursor
@@ -42,13 +43,15 @@ MOST_IN_A_ROW: Final = 64
 class Call(AskingCall):
     """One ctx call, from its key to its value."""
 
-    __slots__ = ("cancelled_by", "entry", "future", "is_recorded_now", "outcome", "waiters")
+    __slots__ = ("cancelled_by", "context", "entry", "future", "is_recorded_now", "outcome", "waiters")
 
     # Whether it only waits, so that cancelling it leaves nothing to clean up.
     is_wait: ClassVar[bool] = False
 
     def __init__(self, key: str, kind: Kind) -> None:
         super().__init__(key, kind)
+        # That of the task which calls, without the body: steps and listeners run in copies of it.
+        self.context = own_context()
         self.future: asyncio.Future[None] | None = None
         # What waits for it besides.
         self.waiters: list[asyncio.Future[None]] = []
@@ -108,10 +111,13 @@ class Call(AskingCall):
         """Return the value, or raise the error."""
         if self.outcome is None:
             raise RuntimeError(f"the call {self.key!r} has no outcome yet")
-        value, error = self.outcome
-        if error is not None:
-            raise error
-        return value
+        (value, error), self.outcome = self.outcome, None
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # its traceback refers to this frame
 
 
 class Hold:
@@ -262,6 +268,7 @@ class Calls:
             self.free(call.key)
             call.withdrawn()
             call.wake()
+            self._let_others_try(call)
             raise call.cancelled_by or asyncio.CancelledError
         if not call.is_cancelled:  # anyio cancels in every turn
             call.is_cancelled = True
@@ -293,6 +300,12 @@ class Calls:
         self.cursor.withdraw(call)
         call.outcome = None, error
         call.deliver(UNRECORDED)
+        self._let_others_try(call)
+
+    def _let_others_try(self, call: Call) -> None:
+        """Let the calls go on that were to get what this one gets, which is nothing: one of them takes its place."""
+        for follower in self.cursor.release_followers(call):
+            follower.deliver(UNRECORDED)
 
     def is_asked(self, call: Call) -> bool:
         """Return whether the call waits for its entry."""
@@ -334,6 +347,12 @@ class Calls:
             self.closed = why
             self.is_refusing = True
             self._on_misfit = _refuse_misfit
+
+    def cut_off(self) -> None:
+        """Wake the calls that were cancelled and wait for their end: they are refused, and nothing cancels their tasks again."""
+        for call in self.cursor.asked.values():
+            if call.is_cancelled and call.future is not None:
+                call.future.cancel()
 
     async def admitted(self) -> None:
         """Return at once while calls are taken.

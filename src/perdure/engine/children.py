@@ -134,7 +134,6 @@ class Child(Generic[T_co]):
         drive.calls.check()
         self._drive = drive
         self._call = call = CalledChild(drive, child)
-        self._is_delivered = False
         drive.calls.cursor.ask(call)
         drive.children.handles.append(call)
 
@@ -157,8 +156,7 @@ class Child(Generic[T_co]):
             await calls.wait_for(call)
         if call.entry is None or call.entry.phase == "cancel":
             raise call.cancelled_by or asyncio.CancelledError
-        is_again, self._is_delivered = self._is_delivered, True
-        if is_again and not call.entry.ok:  # another instance, so that tracebacks do not mix
+        if call.outcome is None:  # awaited before: another instance, so that tracebacks do not mix
             call.outcome = load_result(self._drive, call.key, call.child.plan, call.entry)
         return cast("T_co", call.result())
 

@@ -16,6 +16,7 @@ while it does something by itself (`Drive.at_work`) none is delivered. A run tha
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,8 +47,16 @@ class Closing:
     """The calls of one drive that have a compensation, its children, and what is done with them in the end."""
 
     def __init__(self, drive: Drive) -> None:
-        self._drive = drive
+        # Weak: the drive refers to this.
+        self._drive_ref = weakref.ref(drive)
         self._calls: dict[str, StepCall | ChildCall] = {}
+
+    @property
+    def _drive(self) -> Drive:
+        drive = self._drive_ref()
+        if drive is None:
+            raise RuntimeError("the drive is over")
+        return drive
 
     def add(self, call: StepCall | ChildCall) -> None:
         """Note that the function makes this call, which has a compensation."""

@@ -339,7 +339,6 @@ class Drive:
         self.closing.forget()
         self.shared_calls.clear()
         self.calls.forget()
-        self.timers.forget()
         self.recorder.forget_owner()
 
     async def _until_over(self) -> Outcome[Any]:
@@ -457,7 +456,8 @@ class Drive:
             else:
                 if self._patience.has(entry, is_spinning=is_spinning):
                     return False
-                if self._tell_patch():
+                # A wait that was begun may be waited for after the new code as well.
+                if (entry.phase == "close" or entry.kind in ("step", "child")) and self._tell_patch():
                     return True
             cursor.pass_over()
 
@@ -471,20 +471,23 @@ class Drive:
         self.body.now = self.calls.cursor.last_at
         if self.is_live:
             self.timers.delivered_at = self.clock.now()
+        if self._closing_task is not None:
+            self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
+        published = None
         try:
+            if self.publisher.subscribers and not call.is_recorded_now:
+                published = self.publisher.publish_delivery(call, entry)
             call.outcome = call.load(entry) if entry.phase == "close" else None
         except asyncio.CancelledError:  # the run does not fit its code, and is stopped
             return False
         except Exception as error:  # noqa: BLE001 - such as a warning that is an error
             call.outcome = None, error
-        if self._closing_task is not None:
-            self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
-        if self.publisher.subscribers:
+        if self.publisher.subscribers and call.is_recorded_now:
             published = self.publisher.publish_delivery(call, entry)
-            if published is not None:
-                self._is_frozen = True
-                published.add_done_callback(lambda _: self._thaw(call, entry), context=self.body.context)
-                return False
+        if published is not None:
+            self._is_frozen = True
+            published.add_done_callback(lambda _: self._thaw(call, entry), context=self.body.context)
+            return False
         call.deliver(entry)
         return True
 
@@ -847,11 +850,8 @@ class Drive:
 
     def _end_function(self, main: BodyTask, *, is_spinning: bool) -> None:
         """The workflow's function has ended by itself. While recorded results are missing, its run does not end."""
-        result: Any
-        try:
-            result = main.result()
-        except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
-            result = Err(error)
+        error = _cancelled_error(main) if main.cancelled() else main.exception()
+        result = main.result() if error is None else Err(error)
         if not self.cancellation.is_delivered and self._has_ended_early(result, is_spinning=is_spinning):
             return
         self._function_ended(result)
@@ -902,6 +902,7 @@ class Drive:
         """Cancel the tasks of the body and its steps, and return when they have ended, or were given time enough."""
         if self._main is None or self.body.is_over or (not self.body.pending_tasks() and not self.steps):
             return
+        self.calls.cut_off()
         steps = {task: call.key for task, call in self.steps.items()}
         leaving = self._leaving = Leaving(self.body, self._main, steps, self.calls.refused)
         try:
@@ -987,7 +988,8 @@ class Drive:
         try:
             if self._progress is not None:
                 await self._progress.flush()
-            if self._attention.done() or self.at_work or self.waits.has_due() or self.calls.cursor.entries:
+            is_cancelled_now = self.cancellation.is_next or self.cancellation.is_on_its_way
+            if self._attention.done() or self.at_work or self.waits.has_due() or self.calls.cursor.entries or is_cancelled_now:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
                 if self.undoes and (stuck := await self._find_stuck_child()) is not None:
@@ -1128,6 +1130,15 @@ class Drive:
             self.inbox.close()
         if self.streams is not None:
             self.streams.close()
+
+
+def _cancelled_error(main: asyncio.Task[Any]) -> BaseException | None:
+    """Return the CancelledError with which this task has ended."""
+    try:
+        main.result()
+    except asyncio.CancelledError as error:
+        return error
+    return None
 
 
 def _readable(claim: Claim, *, owes_imported: bool) -> tuple[JournalIndex, SnapshotCorrupt | None]:

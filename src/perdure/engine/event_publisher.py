@@ -153,7 +153,7 @@ class EventPublisher:
     def publish_delivery(self, call: Call, entry: Entry) -> asyncio.Future[None] | None:
         """Publish what is delivered to a call, if listeners are told of that. Return what the delivery has to wait for."""
         if entry.phase == "close":
-            call.publish(self, entry)
+            call.context.copy().run(call.publish, self, entry)
         return start_own_task(self.wait_until_published()) if self.subscriptions.has_pending else None
 
     def publish_result(self, call: Call, entry: Entry, name: str, hint: Any) -> None:

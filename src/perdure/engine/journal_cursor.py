@@ -127,6 +127,13 @@ class JournalCursor(Generic[C]):
         """Let a call, which records nothing, have what the first one gets."""
         self._followers.setdefault(first, []).append(call)
 
+    def release_followers(self, first: C) -> list[C]:
+        """Return the calls that followed this one, which gets nothing. They ask no more."""
+        followers = [each for each in self._followers.pop(first, ()) if not each.is_withdrawn]
+        for follower in followers:
+            self.withdraw(follower)
+        return followers
+
     def withdraw(self, call: C) -> None:
         """The call gives up. What is recorded of it later is passed over."""
         if self.asked.get(call.key) is call:

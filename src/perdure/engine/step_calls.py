@@ -29,7 +29,7 @@ from perdure.codec.failures import line_of
 from perdure.codec.outcomes import note_step, store_err, store_exception, store_value
 from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
-from perdure.engine.calls import Call
+from perdure.engine.calls import UNRECORDED, Call
 from perdure.engine.error_reports import tell_of_losses
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
@@ -97,6 +97,14 @@ class AttemptResult(msgspec.Struct):
     write: Callable[..., Entry] | None = None
 
 
+class NotRecorded(Exception):
+    """The call gets this error, and nothing is recorded of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 async def run_step(drive: Drive, step: StepCall) -> Any:
     """Return the step's value, recorded or fresh; raise what it raised."""
     calls = drive.calls
@@ -112,25 +120,29 @@ async def run_step(drive: Drive, step: StepCall) -> Any:
 
 async def _run_shared(drive: Drive, step: StepCall) -> Any:
     """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
+    drive.calls.check_place(step.key)
     while (first := drive.shared_calls.get(step.key)) is not None:
         again = UsedAgain(first, CalledStep(drive, step))
         if first.entry is None:
             drive.calls.cursor.follow(first, again)
             await drive.calls.ask(again)
         entry = first.entry
-        if entry is not None and entry.phase == "close":
+        if entry is not None and entry is not UNRECORDED and entry.phase == "close":
             if have_changed(entry.args_hash, again.called.args_hash):  # by the same code, which may handle it
                 changed = changed_arguments(drive, step.key)
                 drive.warn_or_raise(drive.options.on_changed_arguments, changed, f"arguments of {step.name}")
-            return again.called.result_of(entry)
+            value, error = load_result(drive, step.key, step.plan, entry)
+            if error is not None:
+                raise error
+            return value
     drive.calls.use(step.key, "step")
     call = drive.shared_calls[step.key] = CalledStep(drive, step)
     try:
         await drive.calls.ask(call)
-    except asyncio.CancelledError:
-        if drive.shared_calls.get(step.key) is call:
+    finally:
+        is_recorded = call.entry is not None and call.entry.seq and call.entry.phase == "close"
+        if not is_recorded and drive.shared_calls.get(step.key) is call:
             del drive.shared_calls[step.key]
-        raise
     return call.result()
 
 
@@ -157,6 +169,9 @@ class UsedAgain(Call):
     def start(self) -> None:
         """The first use does it."""
 
+    def deliver(self, entry: Entry) -> None:
+        super().deliver(entry if entry.phase == "close" else UNRECORDED)
+
     def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
         del entry  # each use loads the result by itself: errors are not shared
         return None, None
@@ -165,7 +180,7 @@ class UsedAgain(Call):
 class CalledStep(Call):
     """The call of a step."""
 
-    __slots__ = ("_attempts", "_drive", "_result", "_task", "args_hash", "context", "step")
+    __slots__ = ("_attempts", "_drive", "_result", "_task", "args_hash", "step")
 
     def __init__(self, drive: Drive, step: StepCall) -> None:
         super().__init__(step.key, "step")
@@ -173,9 +188,6 @@ class CalledStep(Call):
         # Now, since the body may change what it passed while the call waits.
         self.args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
         self._drive = drive
-        # A copy of the context of the task that calls it: what the step sets there reaches the body neither now nor on a replay.
-        self.context = contextvars.copy_context()
-        self.context.run(current.set, None)
         self._attempts: Attempts | None = None
         self._task: asyncio.Task[AttemptResult] | None = None
         # The entry that was recorded just now, and what it is made of.
@@ -218,6 +230,9 @@ class CalledStep(Call):
         elif (failure := task.exception()) is None:
             result = task.result()
             self._result = self._record(result), result
+        elif isinstance(failure, NotRecorded):
+            drive.calls.free(self.key)  # another use of the key gets the same error
+            drive.calls.give_unrecorded(self, failure.error)
         elif isinstance(failure, Exception | SystemExit | KeyboardInterrupt):
             drive.fail(failure)
         else:  # what is no exception ends the function, and is not recorded as a result
@@ -249,15 +264,15 @@ class CalledStep(Call):
             compare_arguments(self._drive, self.key, entry, self.args_hash)
         return load_result(self._drive, self.key, self.step.plan, entry)
 
+    def deliver(self, entry: Entry) -> None:
+        self._attempts = None  # which refers to this
+        super().deliver(entry)
+
+    def dropped(self) -> None:
+        self._attempts = None
+
     def publish(self, publisher: EventPublisher, entry: Entry) -> None:
         publisher.publish_result(self, entry, self.step.name, self.step.plan.returns)
-
-    def result_of(self, entry: Entry) -> Any:
-        """Return what this entry has for the body, or raise its error, without having waited for it."""
-        value, error = self.load(entry)
-        if error is not None:
-            raise error
-        return value
 
 
 def compare_arguments(drive: Drive, key: str, entry: Entry, args_hash: bytes | None) -> None:
@@ -352,9 +367,8 @@ class Attempts(msgspec.Struct):
             error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
                 self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error, f"arguments of {self._step.name}")
-            except Exception:
-                self._call.free()  # nothing is recorded, so another use of the key gets the same error
-                raise
+            except Exception as refusal:
+                raise NotRecorded(refusal) from refusal
         return cached
 
     def _from_cache(self, cached: Cached) -> AttemptResult | None:

@@ -115,6 +115,9 @@ class ReplayCheck(Drive):
 
     def _go_on_live(self, *, is_spinning: bool) -> bool:
         """The journal is used up. A body that waits for nothing of ours is busy with something of its own: it goes on."""
+        if self.calls.cursor.missing and (timers := self.body.timers):  # it goes on when they fire
+            self.body.fire(min(timers.values(), key=lambda timer: timer.at))
+            return True
         error = None if self.cancellation.is_next else self.calls.find_divergence()
         if error is not None:
             missing = min(self.calls.cursor.missing.values(), key=lambda entry: entry.seq)
@@ -150,6 +153,7 @@ class ReplayCheck(Drive):
             self._unfinished = f"its body was busy with something of its own for {patience:g} s"
             if divergence is not None:
                 self._unfinished += f"; if it stays like this: {divergence}"
+            self.must_stop = True
             self._attend()
 
     def _foreseen_divergence(self) -> PerdureError | None:
