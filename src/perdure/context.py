@@ -30,6 +30,7 @@ from typing import (
 
 import msgspec
 
+from perdure.aio.own_tasks import current
 from perdure.engine.body_queue import BodyQueue
 from perdure.engine.children import Child, ChildCall, child_call, is_workflow, run_child
 from perdure.engine.drive import Drive
@@ -53,7 +54,7 @@ from perdure.model.records import check_positive
 from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.options import StoredOptions
 from perdure.result import Approved, Err, Expired, Ok, Rejected
-from perdure.stepspec import Retry, StepDefaults, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
+from perdure.stepspec import Retry, StepDefaults, StepOptions, StepPlan, StepSpec, is_mock, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
+from perdure.aio.own_tasks import current
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context, full_key
@@ -30,7 +31,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import check_aliases, current, module_of, name_caller, split_result
+from perdure.stepspec import check_aliases, module_of, name_caller, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 

@@ -67,8 +67,8 @@ from perdure.model.durations import seconds as to_seconds
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
 _MAX_SHOWN_ERRORS: Final = 20
 # Keys that perdure makes for itself, and no user can choose, as a key of theirs that begins with % is escaped: that of the entry
-# which says where the run was cancelled, or its deadline passed; how that of a compensation begins, before the step's key; and how
-# that of a sleep or a time limit of asyncio begins, before its instant.
+# which says where the run was cancelled, or its deadline passed; how that of a compensation begins, before the step's key; and
+# how that of a sleep or a time limit of asyncio begins, before its instant.
 CANCEL_KEY: Final = "%cancel"
 COMPENSATION_PREFIX: Final = "%compensate/"
 TIMER_PREFIX: Final = "%timer/"

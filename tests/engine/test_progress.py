@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import dataclasses
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,6 +23,7 @@ from perdure.errors import (
     ValueNotStorable,
 )
 from perdure.model.records import Lease
+from tests.engine.own_waits import own_wait
 from tests.engine.replays import stored
 from tests.engine.worlds import World, world
 from tests.patience import PATIENCE
@@ -139,7 +140,7 @@ async def test_nothing_is_written_during_a_replay_that_takes_its_time() -> None:
     async def flow(ctx: Context[Any]) -> None:
         for n in range(3):
             ctx.set_progress(n)
-            await asyncio.sleep(WRITE_SECONDS)  # something of the body's own, on a replay too
+            await own_wait(WRITE_SECONDS)  # something of the body's own, on a replay too
             await ctx.step(f"step {n}", asyncio.sleep, 0)
         await ctx.wait_for_signal("go", key="wait")
 

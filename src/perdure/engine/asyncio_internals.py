@@ -30,7 +30,7 @@ def waited_for(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
 
 def callbacks_of(future: asyncio.Future[Any]) -> list[tuple[Callable[..., object], Context]]:
     """Return what is called when the future is done, each with the context that it is called in."""
-    return list(future._callbacks or ())  # type: ignore[attr-defined]  # noqa: SLF001
+    return list(future._callbacks or ())  # noqa: SLF001
 
 
 def gathered(future: asyncio.Future[Any] | None) -> list[asyncio.Future[Any]]:
@@ -55,23 +55,27 @@ async def _nothing() -> None:
     pass
 
 
+class _SeenCallback:
+    """Stands in for a loop while a task is made, and keeps the callback by which it takes its first turn."""
+
+    callback: object = None
+
+    def call_soon(self, callback: object, *_: object, **__: object) -> None:
+        self.callback = callback
+
+    def get_debug(self) -> bool:
+        return False
+
+
 def _type_of_steps() -> type:
     """Return the type of the callback by which a new task takes its first turn."""
-    seen: list[Callable[..., object]] = []
-
-    class Seen(asyncio.AbstractEventLoop):
-        def call_soon(self, callback: Any, *_: Any, context: Any = None) -> Any:  # noqa: ARG002 - as asyncio calls it
-            seen.append(callback)
-
-        def get_debug(self) -> bool:
-            return False
-
-    coroutine = _nothing()
-    task = asyncio.Task(coroutine, loop=Seen())
+    seen, coroutine = _SeenCallback(), _nothing()
+    loop: Any = seen
+    task = asyncio.Task(coroutine, loop=loop)
     do_not_log_destruction(task)
-    tasks._unregister_task(task)  # type: ignore[attr-defined]  # noqa: SLF001 - documented, for those who extend asyncio
+    tasks._unregister_task(task)  # noqa: SLF001 - documented, for those who extend asyncio
     coroutine.close()
-    return type(seen[0])
+    return type(seen.callback)
 
 
 # The type of the callback that runs a task; a bound method where asyncio is not written in C.
@@ -103,9 +107,7 @@ _FUNCTIONS: Final = frozenset(
 # As closures: of asyncio.as_completed before Python 3.13.
 _CLOSURES: Final = frozenset(code for code in _codes_in(asyncio.as_completed) if code.co_name == "_on_timeout")
 # As methods: of asyncio.timeout, and of asyncio.as_completed from Python 3.13 on.
-_OWNERS: Final = tuple(
-    kind for kind in (asyncio.Timeout, getattr(tasks, "_AsCompletedIterator", None)) if isinstance(kind, type)
-)
+_OWNERS: Final = tuple(kind for kind in (asyncio.Timeout, getattr(tasks, "_AsCompletedIterator", None)) if isinstance(kind, type))
 
 
 def is_time_limit(callback: Callable[..., object]) -> bool:

@@ -44,20 +44,17 @@ class DurableTimers:
         self.delivered_at: int | None = None
 
     def take(self, entry: Entry) -> bool:
-        """Take the next entry, which is about a timer, if the body has set that: what was recorded of it, or that it has fired."""
-        drive = self._get()
-        name = entry.key.removeprefix(TIMER_PREFIX)
+        """Fire the timer of the next entry, if the body has set it. An entry that says when it fires is noted."""
+        drive, name = self._get(), entry.key.removeprefix(TIMER_PREFIX)
         if entry.phase == "open":
             fires_at = msgspec.json.decode(entry.payload, type=OpenWait).deadline
             if fires_at is not None:
                 self._opened[name] = self._fires_at[name] = fires_at
-            drive.calls.cursor.pass_over()
-            return True
+            return False
         timer = drive.body.timers.get(name)
         if timer is None:
             return False
-        drive.calls.cursor.take_next()
-        drive.body.now = drive.calls.cursor.last_at
+        drive.body.now = drive.calls.cursor.take_next()
         drive.body.fire(timer)
         return True
 
@@ -111,8 +108,8 @@ class DurableTimers:
         self._fired += 1
         if self._fired == _MANY:
             log.warning(
-                "run %r of workflow %r has slept %d times with asyncio, and each sleep is an entry of its journal; to poll, use a "
-                "step that polls, or ctx.wait_for_signal",
+                "run %r of workflow %r has slept %d times with asyncio, and each sleep is an entry of its journal; to poll, "
+                "use a step that polls, or ctx.wait_for_signal",
                 drive.run.id,
                 drive.run.workflow,
                 _MANY,

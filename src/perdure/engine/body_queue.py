@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
 
+from perdure.aio.own_tasks import current
 from perdure.aio.task_order import TaskCreator
 from perdure.engine.asyncio_internals import (
     GatheringFuture,
@@ -37,7 +38,6 @@ from perdure.engine.asyncio_internals import (
 )
 from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log
-from perdure.stepspec import current
 
 # A body that never rests (a loop around sleep(0)) counts as resting after so many turns.
 TURNS: Final = 200
@@ -68,7 +68,8 @@ class Handle(list[Any]):
     def __repr__(self) -> str:
         return "<Handle cancelled>" if self[0] is None else f"<Handle {self[1]!r}>"
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:  # type: ignore[override]  # a list has none
+        return id(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -267,7 +268,7 @@ class BodyQueue(TaskCreator):
         task = _current_task(self.loop)
         return task is not None and owner_of(self.callback) is task and not is_about_to_be_cancelled(task)
 
-    def _pump(self) -> None:
+    def _pump(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the one loop that all code of a body passes
         if self.is_over or self.is_pumping:
             return
         ready, popleft, owner = self.ready, self.ready.popleft, self._owner
@@ -317,7 +318,7 @@ class BodyQueue(TaskCreator):
             self.interrupt, again = error, True
         finally:
             sys.set_asyncgen_hooks(*hooks)
-            self.callback = handle = context = callback = args = None
+            self.callback = None
             self.is_pumping, self.is_idle = False, True
             if again or ready:
                 self.schedule()
@@ -354,9 +355,13 @@ class BodyQueue(TaskCreator):
             task.add_done_callback(self.tasks.discard, context=self.context)
         return task
 
-    def note_foreign(self, task: asyncio.Task[Any]) -> None:
+    def note_foreign(self, task: object) -> None:
         """A task takes its first turn in the body that the body has made without the loop."""
-        if not isinstance(task, BodyTask) and all(known() is not task for known in self._foreign):
+        if (
+            isinstance(task, asyncio.Task)
+            and not isinstance(task, BodyTask)
+            and all(known() is not task for known in self._foreign)
+        ):
             self._foreign.append(weakref.ref(task))
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
@@ -404,7 +409,8 @@ class BodyQueue(TaskCreator):
         collection may call `call_soon` for something else.
         """
         if self.loop.get_task_factory() is not None:
-            return self._methods.create_task(coro, context=context)
+            made: asyncio.Task[Any] = self._methods.create_task(coro, context=context)
+            return made
         before = context.get(current)
         caught = _FirstTurn(self.loop)
         context.run(current.set, caught)
@@ -417,10 +423,10 @@ class BodyQueue(TaskCreator):
 
     def time(self) -> float:
         """The time of the last delivered entry, on the scale of the loop's clock."""
-        return self.now / MICROSECOND + self.time_offset
+        return self.now / MICROSECOND + float(self.time_offset)
 
     def call_at(self, when: float, callback: Any, args: tuple[Any, ...], context: contextvars.Context | None) -> Any:
-        """Call back at this time: by an entry of the journal, if it is a sleep or a time limit that a task of the body has set."""
+        """Call back at this time: by an entry of the journal, if a task of the body has set a sleep or a time limit."""
         length = when - self.time()
         is_ours = self.timer is not None or _current_task(self.loop) is not None
         if self.is_closing or not is_ours or not is_time_limit(callback):
@@ -471,18 +477,20 @@ class BodyQueue(TaskCreator):
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call the engine back, outside the body."""
-        timer: asyncio.TimerHandle = self.on_host(partial(self._methods.call_later, context=self.context), seconds, callback, *args)
+        timer: asyncio.TimerHandle = self.on_host(
+            partial(self._methods.call_later, context=self.context), seconds, callback, *args
+        )
         return timer
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Close an async generator that the body has dropped: in the body, if that still goes on."""
         if self.is_pumping and not self.is_over and current.get() is self:
-            self.create_task(generator.aclose(), {})  # type: ignore[arg-type]
+            self.create_task(generator.aclose(), {})
         else:
             self._methods.call_soon_threadsafe(self._close_on_host, generator, context=self.context)
 
     def _close_on_host(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self._methods.create_task(generator.aclose())  # type: ignore[arg-type]
+        self._methods.create_task(generator.aclose())
 
     def end(self) -> None:
         """The body is over: what is still in its queue, and what its context schedules later, is the host's."""
@@ -526,7 +534,9 @@ class _LoopMethods:
                     delattr(self._loop, name)
 
 
-def _replacements(loop: asyncio.AbstractEventLoop, originals: dict[str, Any]) -> dict[str, Any]:
+def _replacements(  # noqa: C901 - six small functions
+    loop: asyncio.AbstractEventLoop, originals: dict[str, Any]
+) -> dict[str, Any]:
     """Return the methods that look for a body. Those that find none call the original with exactly what they were given."""
     soon, threadsafe, create, later, at, clock = (originals[name] for name in _METHODS)
     present, copy, step = current.get, contextvars.copy_context, TaskStep
@@ -537,7 +547,7 @@ def _replacements(loop: asyncio.AbstractEventLoop, originals: dict[str, Any]) ->
             handle = body._new_handle((copy() if context is None else context, callback, args))  # noqa: SLF001
             body.ready.append(handle)
             if type(callback) is step:
-                body.note_foreign(callback.__self__)
+                body.note_foreign(owner_of(callback))
             if body.is_idle:
                 body.schedule()
             return handle
@@ -594,7 +604,9 @@ def _check(loop: asyncio.AbstractEventLoop) -> None:
     try:
         vars(loop)["call_soon"] = lambda callback, *_, context=None: seen.append(callback)  # noqa: ARG005 - as it is called
     except TypeError as reason:
-        raise RuntimeError(f"the event loop {kind} takes no attributes, which perdure needs to run a workflow function") from reason
+        raise RuntimeError(
+            f"the event loop {kind} takes no attributes, which perdure needs to run a workflow function"
+        ) from reason
     try:
         future: asyncio.Future[None] = asyncio.Future(loop=loop)
         future.add_done_callback(lambda _: None)
@@ -602,7 +614,9 @@ def _check(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         del vars(loop)["call_soon"]
     if not seen:
-        raise RuntimeError(f"the futures of the event loop {kind} do not use its call_soon, which perdure needs: use asyncio or uvloop")
+        raise RuntimeError(
+            f"the futures of the event loop {kind} do not use its call_soon, which perdure needs: use asyncio or uvloop"
+        )
 
 
 # Where a loop keeps its methods. A dictionary by loop would keep every loop alive, since the methods refer to it.

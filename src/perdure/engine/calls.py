@@ -20,14 +20,14 @@ from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
-from perdure.aio.own_tasks import own_context
+from perdure.aio.own_tasks import current, own_context
 from perdure.codec.failures import line_of
 from perdure.engine.body_queue import BodyQueue
 from perdure.engine.journal_cursor import AskingCall, JournalCursor
 from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, Kind, name_kind
 from perdure.result import Err
-from perdure.stepspec import StepInfo, current
+from perdure.stepspec import StepInfo
 
 if TYPE_CHECKING:
     from perdure.engine.event_publisher import EventPublisher
@@ -169,7 +169,7 @@ class Calls:
     # Before a call.
 
     def use(self, key: str, kind: Kind) -> None:
-        """Use this key from now on. Raises `DuplicateStep`, and stops the run if the journal has another kind of call under it."""
+        """Use this key from now on. Raises `DuplicateStep`. Stop the run if the journal has another kind of call there."""
         if get_ident() != self._thread or current.get() is not self.body:
             self.check_place(key)
         if key in self._used:
@@ -242,7 +242,8 @@ class Calls:
         cursor, loop = self.cursor, self.body.loop
         cursor.ask(call)
         while call.entry is None:
-            call.future = future = asyncio.Future(loop=loop)
+            future: asyncio.Future[None] = asyncio.Future(loop=loop)
+            call.future = future
             try:
                 await future
             except asyncio.CancelledError as cancelled:
@@ -321,6 +322,10 @@ class Calls:
             if hold in self.holds:
                 self.holds.remove(hold)
             raise
+
+    def is_awaited(self) -> bool:
+        """Return whether a task waits for the entry of a call."""
+        return any(call.future is not None or call.waiters for call in self.cursor.asked.values())
 
     def waited_for(self) -> set[int]:
         """Return the futures, by id, that calls and holds wait for."""
@@ -424,9 +429,9 @@ class Calls:
         return None if new is None else self.divergence(new.key, self.cursor.missing_keys())
 
 
-def _cancel_again(task: asyncio.Task[Any], args: tuple[Any, ...]) -> None:
+def _cancel_again(task: asyncio.Task[Any] | None, args: tuple[Any, ...]) -> None:
     """Cancel a task whose call has returned a result although it was cancelled. It stays one request."""
-    if task.cancelling() > 0 and not task.done():
+    if task is not None and task.cancelling() > 0 and not task.done():
         task.cancel(*args)
         task.uncancel()
 
@@ -457,4 +462,3 @@ def _behind(error: Any) -> list[BaseException]:
             waiting += [one.__cause__, one.__context__]
             waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else []
     return found
-

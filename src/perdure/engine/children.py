@@ -5,8 +5,8 @@ holds its outcome as that of a step is held. Between the two the parent waits fo
 inbox, and need not be in memory. What counts is the child's own row, which is read when the inbox row arrives and whenever the
 parent is driven again: a parent cannot miss an end, whatever became of the inbox row.
 
-A child that the body gives up (a race that it lost, a time limit, a cancelled task) is asked to stop. That it was is an entry, like
-the end of a cancelled step, and the call waits for it: so a replay gives it up again, and a run that goes live after a crash asks
+A child that the body gives up (a race that it lost, a time limit, a cancelled task) is asked to stop. That is an entry, like the
+end of a cancelled step, and the call waits for it: so a replay gives it up again, and a run that goes live after a crash asks
 again. `end_children` sees to the rest when the function has ended.
 """
 
@@ -22,7 +22,7 @@ import msgspec
 
 from perdure import events
 from perdure.aio.own_tasks import start_own_task
-from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.aio.pending_write import await_reply
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints, store_exception
 from perdure.engine.calls import Call
@@ -33,7 +33,6 @@ from perdure.errors import (
     InvalidInput,
     LeaseHeld,
     PerdureError,
-    PersistenceError,
     RunCancelled,
     RunConflict,
     RunFinished,
@@ -379,7 +378,7 @@ class CalledChild(Call):
         self.started.seq = self.opened_child.seq
 
     async def _find(self) -> RunRow | None:
-        """Return the child that an earlier attempt has recorded. It was perhaps not created; None if it was deleted after its end."""
+        """Return the child that an earlier attempt has recorded. Create it if that was not done; None if it was deleted."""
         row = await _runs_of(self._drive).get(self._info.id)
         if row is None and not self._drive.waits.has_row(self.started.address):
             row = await self._create()
@@ -477,8 +476,8 @@ def _forgotten(drive: Drive) -> Iterator[Entry]:
 async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | None:
     """Return when every child of a function that has ended is over, but those that are detached; the error of one that failed.
 
-    Children that the function has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are asked
-    to stop. So are children that are recorded and that the function, whose code has changed, did not ask for.
+    Children that the function has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are
+    asked to stop. So are children that are recorded and that the function, whose code has changed, did not ask for.
     """
     children = drive.children
     _adopt_forgotten(drive)

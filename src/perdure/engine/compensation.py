@@ -9,8 +9,8 @@ functions.
 If the function does not reach such a step any more, because the code has changed, nothing is undone and the run does not end: it
 does not fit its code. Otherwise an effect would stay behind that nobody knows of.
 
-All of this runs outside the body, whose tasks have been ended before. It waits for entries of the journal as calls of the body do:
-while it does something by itself (`Drive.at_work`) none is delivered. A run that leaves memory is not closed: it is resumed later.
+All of this runs outside the body, whose tasks have been ended before. It waits for entries of the journal as calls of the body
+do: while it does something by itself (`Drive.at_work`) none is delivered. A run that leaves memory is not closed: it is resumed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from perdure.stepspec import parameter_type, spec_of
 
 if TYPE_CHECKING:
     from perdure.engine.drive import Drive
+
 
 class _Undoing(NamedTuple):
     """How an effect is undone: with this function, which gets a value of this type. None: nothing is to be undone."""

@@ -1,10 +1,10 @@
 """One attempt of a run: its body runs from the top, and entries of the journal are delivered to it.
 
-A `Drive` owns the body's queue (`BodyQueue`), its calls and its place in the journal (`Calls`, `JournalCursor`), the recorder, and
-what the run waits for (`Waits`). What happens when the body rests is `rest`: its order is the rule by which every replay repeats
-the first run. The drive ends in one of six ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy),
-it does not fit the code, or the attempt failed (it could not be recorded, or its code called `sys.exit`). After that whatever the
-body still does is discarded, and every ctx call in it raises.
+A `Drive` owns the body's queue (`BodyQueue`), its calls and its place in the journal (`Calls`, `JournalCursor`), the recorder,
+and what the run waits for (`Waits`). What happens when the body rests is `rest`: its order is the rule by which every replay
+repeats the first run. The drive ends in one of six ways: the body ended, the run suspended, it was cancelled, it was stopped (a
+deploy), it does not fit the code, or the attempt failed (it could not be recorded, or its code called `sys.exit`). After that
+whatever the body still does is discarded, and every ctx call in it raises.
 
 Cancelling a run is an entry like any other: it reaches the body when the store has acknowledged it and the body rests, so a
 replay cancels the body at the same place. The body may clean up with ctx calls for `cancel_grace`. Then, as after a failure,
@@ -433,33 +433,46 @@ class Drive:
         cursor = self.calls.cursor
         while True:
             found = cursor.look()
-            entry = found.entry
-            if found.call is not None and entry is not None:
-                return self._deliver(found.call, entry)
-            if entry is None:
+            if found.entry is None:
                 return self._go_on_live(is_spinning=is_spinning)
+            if found.call is not None:
+                return self._deliver(found.call, found.entry)
             if found.what == "unacknowledged":
                 self.recorder.flush()
                 return False
             if found.what == "timer":
-                if self.timers.take(entry):
-                    return entry.phase == "close" or self._give_next(is_spinning=is_spinning)
-                if not self.timers.was_set(entry) and self._patience.has(entry, is_spinning=is_spinning):
-                    return False
+                taken = self._take_timer(found.entry, is_spinning=is_spinning)
             elif found.what == "cancellation":
-                if self._made() >= calls_before(entry) or not self._patience.has(entry, is_spinning=is_spinning):
-                    cursor.take_next()
-                    self.body.now = cursor.last_at
-                    self._cancel_body()
-                    return True
-                return False
+                taken = self._take_cancellation(found.entry, is_spinning=is_spinning)
             else:
-                if self._patience.has(entry, is_spinning=is_spinning):
-                    return False
-                # A wait that was begun may be waited for after the new code as well.
-                if (entry.phase == "close" or entry.kind in ("step", "child")) and self._tell_patch():
-                    return True
+                taken = self._take_unasked(found.entry, is_spinning=is_spinning)
+            if taken is not None:
+                return taken
             cursor.pass_over()
+
+    def _take_timer(self, entry: Entry, *, is_spinning: bool) -> bool | None:
+        """Fire the timer of this entry. Return False to wait until the body sets it, and None to pass the entry over."""
+        if self.timers.take(entry):
+            return True
+        if entry.phase == "open" or self.timers.was_set(entry):
+            return None
+        return False if self._patience.has(entry, is_spinning=is_spinning) else None
+
+    def _take_cancellation(self, entry: Entry, *, is_spinning: bool) -> bool:
+        """Cancel the body where it was cancelled before. Return False to wait until it has come there."""
+        if self._made() < calls_before(entry) and self._patience.has(entry, is_spinning=is_spinning):
+            return False
+        self.body.now = self.calls.cursor.take_next()
+        self._cancel_body()
+        return True
+
+    def _take_unasked(self, entry: Entry, *, is_spinning: bool) -> bool | None:
+        """Nobody asks for this entry. Return False to wait for that, True if it tells a call something, None to pass it over."""
+        if self._patience.has(entry, is_spinning=is_spinning):
+            return False
+        # A wait that was begun may be waited for after the new code as well.
+        is_past = entry.phase == "close" or entry.kind in ("step", "child")
+        return True if is_past and self._tell_patch() else None
 
     def _made(self) -> int:
         """Return how many calls and timers the body has made."""
@@ -497,7 +510,7 @@ class Drive:
         self.body.schedule()
 
     def _tell_patch(self) -> bool:
-        """The journal goes on with what no call asks for, so a call of `ctx.patched` that waits is in code that was there before."""
+        """Nobody asks for what comes next, so a call of `ctx.patched` that waits is in code that the run has passed before."""
         for call in self.calls.cursor.asked.values():
             if isinstance(call, PatchCall) and call.is_settled:
                 self.calls.cursor.withdraw(call)
@@ -528,20 +541,29 @@ class Drive:
 
     def _idle(self) -> None:
         """The body waits, and nothing is to be done: suspend the run if it may leave memory."""
-        self._flush()
+        if self._may_leave():
+            self._must_suspend = True
+            self._attend()
+        else:
+            self._flush()
+
+    def _may_leave(self) -> bool:
+        """Return whether the run need not stay in memory."""
         if self._store is None or self.at_work or self.must_stop:
-            return
+            return False
         is_cleaning_up = self.cancellation.is_delivered and self._closing_task is None
         if is_cleaning_up or self._stays_for_children():  # its time to clean up counts in memory
-            return
+            return False
         wake_at = self._wake_at()
         # A wait that is due is not over yet while the inbox is read for it.
         is_due_soon = wake_at is not None and wake_at - self.clock.now() < max(1, self.settings.unload_grace)
-        is_waiting = self.calls.cursor.asked or self.body.timers or self.waits.is_waiting
-        if is_due_soon or not is_waiting or self._patience.has_for_leaving():
-            return
-        self._must_suspend = True
-        self._attend()
+        return not is_due_soon and self._waits_for_store() and not self._patience.has_for_leaving()
+
+    def _waits_for_store(self) -> bool:
+        """Return whether something in the store can move the run. A time limit alone does not: the body is busy by itself."""
+        if self._closing_task is not None:
+            return True
+        return self.calls.is_awaited() or any(timer.waiter is not None for timer in self.body.timers.values())
 
     def _stays_for_children(self) -> bool:
         """Return whether the run stays in memory for its children: one is driven here, or others may end soon after one that has.
@@ -798,9 +820,7 @@ class Drive:
         now, request = self.clock.now(), cancellation.request
         cancellation.request = None
         payload = cancellation.point(self._made())
-        self.record(
-            None, key=CANCEL_KEY, kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request
-        )
+        self.record(None, key=CANCEL_KEY, kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request)
         self.recorder.flush()
         return not self.recorder.has_store
 

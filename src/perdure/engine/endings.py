@@ -16,6 +16,7 @@ from perdure.model.journal import Entry, entries_in_force
 from perdure.model.records import NewInput, RunRow
 from perdure.result import Err
 
+
 class StartingOver(BaseException):
     """Raised in the body by `ctx.continue_as`. No exception of the kind that handlers catch: the run does not fail."""
 

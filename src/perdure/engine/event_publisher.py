@@ -4,8 +4,8 @@ A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `ru
 last. An event is made only if the run has a listener. The code that causes an event waits until it is published; code that cannot
 await goes on, and the next wait includes that event.
 
-Listeners do not change what the body sees. The outcome of a step is published when the store has acknowledged its entry and its turn
-has come. The body gets it when the listeners have had it, and nothing else meanwhile.
+Listeners do not change what the body sees. The outcome of a step is published when the store has acknowledged its entry and its
+turn has come. The body gets it when the listeners have had it, and nothing else meanwhile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Many branches at once: `ctx.map` over items and `ctx.race` between coroutines.
 
-Both are ordinary asyncio code over calls, and record nothing: what a branch waits for is delivered in the order of the journal, so a
-replay takes the same way. They wait for their branches in a way that the engine knows, so the run can leave memory at once.
+Both are ordinary asyncio code over calls, and record nothing: what a branch waits for is delivered in the order of the journal,
+so a replay takes the same way. They wait for their branches in a way that the engine knows, so the run can leave memory at once.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A body is a function of its input and of the entries that were delivered to it, 
 is the next one, the store has it, and a call of the body has asked for it: on the first run as on every replay. Entries that no
 body sees (what was begun, when a step is tried again) belong to the call that they are about.
 
-A call goes through four states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it; it *begins* at a
-rest at which nothing keeps calls back (live it starts, on a replay it is known to have started); and its entry is *delivered*. A
-call may be *withdrawn* before that.
+A call goes through four states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it; it *begins* at
+a rest at which nothing keeps calls back (live it starts, on a replay it is known to have started); and its entry is *delivered*.
+A call may be *withdrawn* before that.
 
 The next entry may be one that nobody asks for: the code has changed, or a task of the body is busy with I/O of its own and will
 ask later. The drive knows how long to wait for that. Then the entry is *passed over*: it stays known by its key, and is delivered
@@ -77,6 +77,8 @@ class JournalCursor(Generic[C]):
         self._unopened: dict[str, deque[C]] = {}
         # How many calls of each key were withdrawn whose cancellation was not passed.
         self._withdrawn: Counter[str] = Counter()
+        # The keys of calls that were withdrawn, begun or not: their results are not missing.
+        self._given_up: set[str] = set()
         # Passed over, by key; and those of them that unchanged code asks for.
         self._loose: dict[str, deque[Entry]] = {}
         self.missing: dict[str, Entry] = {}
@@ -139,6 +141,7 @@ class JournalCursor(Generic[C]):
         if self.asked.get(call.key) is call:
             del self.asked[call.key]
         call.is_withdrawn = True
+        self._given_up.add(call.key)
         if call.has_begun:
             self._begun.pop(call, None)
             self._withdrawn[call.key] += 1
@@ -189,12 +192,8 @@ class JournalCursor(Generic[C]):
 
     def look(self) -> Next[C]:
         """Return what comes next. `deliver` is taken by this; for the rest the drive calls `take_next` or `pass_over`."""
-        while self._following:
-            entry, follower = self._following.popleft()
-            if not follower.is_withdrawn:
-                self.asked.pop(follower.key, None)
-                self._begun.pop(follower, None)
-                return Next("deliver", entry, follower)
+        if self._following and (found := self._next_follower()) is not None:
+            return found
         if self._loose and (found := self._asked_late()) is not None:
             return found
         entries, asked = self.entries, self.asked
@@ -206,27 +205,31 @@ class JournalCursor(Generic[C]):
                 return Next("timer", entry)
             if entry.kind == "cancel":
                 return Next("cancellation", entry)
-            if entry.phase == "open":
-                if not self._pass_opening(entry):
-                    return Next("unasked", entry)
-            elif entry.phase == "cancel" and entry.kind not in ("step", "child"):
-                if not self._withdrawn[entry.key]:
-                    return Next("unasked", entry)
-                self._withdrawn[entry.key] -= 1
-            else:
-                call = asked.get(entry.key)
-                if call is None or (entry.phase == "cancel" and not call.is_cancelled):
+            if entry.phase == "open" or (entry.phase == "cancel" and entry.kind not in ("step", "child")):
+                if not (self._pass_opening(entry) if entry.phase == "open" else self._pass_withdrawal(entry)):
                     return Next("unasked", entry)
                 entries.popleft()
-                return self._deliver(entry, call)
+                continue
+            call = asked.get(entry.key)
+            if call is None or (entry.phase == "cancel" and not call.is_cancelled):
+                return Next("unasked", entry)
             entries.popleft()
+            return self._deliver(entry, call)
         return Next("used up")
 
-    def take_next(self) -> Entry:
-        """Return the entry that `look` found, which belongs to no call: it is delivered."""
-        entry = self.entries.popleft()
-        self._note_delivery(entry)
-        return entry
+    def _next_follower(self) -> Next[C] | None:
+        while self._following:
+            entry, follower = self._following.popleft()
+            if not follower.is_withdrawn:
+                self.asked.pop(follower.key, None)
+                self._begun.pop(follower, None)
+                return Next("deliver", entry, follower)
+        return None
+
+    def take_next(self) -> int:
+        """The entry that `look` found, which belongs to no call, is delivered. Return the time of the body from now on."""
+        self._note_delivery(self.entries.popleft())
+        return self.last_at
 
     def pass_over(self) -> Entry:
         """Nobody asks for the entry that `look` found: go on with the next one."""
@@ -243,7 +246,9 @@ class JournalCursor(Generic[C]):
         return entry
 
     def _is_owed(self, entry: Entry) -> bool:
-        return entry.seq in self._owed and entry.key not in self._retired and entry.name not in self._retired
+        if entry.seq not in self._owed or entry.key in self._given_up:
+            return False
+        return entry.key not in self._retired and entry.name not in self._retired
 
     def _pass_opening(self, opening: Entry) -> bool:
         """Give what was begun to its call; False if there is none."""
@@ -252,6 +257,13 @@ class JournalCursor(Generic[C]):
         if call is None:
             return False
         self._open(call, opening)
+        return True
+
+    def _pass_withdrawal(self, entry: Entry) -> bool:
+        """Pass an entry which says that a wait was given up; False if the body has not given it up."""
+        if not self._withdrawn[entry.key]:
+            return False
+        self._withdrawn[entry.key] -= 1
         return True
 
     def _open(self, call: C, opening: Entry) -> None:

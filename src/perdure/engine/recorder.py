@@ -3,8 +3,8 @@
 Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is in
 flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
 that results which are ready together share a commit. Open entries go with the next write, with `suspend` or `finish`, or at the
-latest when the body rests; waits that were given up only before something else. Items of streams go with every write, or alone: none comes
-after an entry that was appended later (`Streams`). The drive is told what the store has acknowledged.
+latest when the body rests; waits that were given up only before something else. Items of streams go with every write, or alone:
+none comes after an entry that was appended later (`Streams`). The drive is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive. There is one exception: when the store says that it
 can never hold a value, the longest result of the write becomes its step's recorded failure. The same write would fail for ever.
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from perdure import events
+from perdure.aio.own_tasks import current
 from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
@@ -55,7 +56,7 @@ from perdure.model.logs import log, run_fields
 from perdure.model.own_names import compensation_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
-from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
+from perdure.stepspec import StepInfo, StepPlan, current_step, mark_cancelled
 
 if TYPE_CHECKING:
     from perdure.engine.drive import Drive
@@ -157,7 +158,7 @@ def replay_step(drive: Drive, entry: Entry, plan: StepPlan, args: tuple[Any, ...
 
 
 class UsedAgain(Call):
-    """A call whose key names a cached value, and was used before: it gets what the first use gets, after that, and records nothing."""
+    """A call whose key names a cached value, and was used before: it records nothing, and gets what the first use has got."""
 
     __slots__ = ("called",)
     is_wait = True

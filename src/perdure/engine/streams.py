@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from perdure.aio.own_tasks import current
 from perdure.codec import Codec
 from perdure.engine.body_queue import BodyQueue
 from perdure.engine.calls import Calls
@@ -37,7 +38,7 @@ from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotSto
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunRow, check_positive
 from perdure.model.stream_items import ATTEMPT_ENDS, AttemptEnd, StreamRecord, check_stream, decode_record, encode_record
-from perdure.stepspec import StepInfo, current
+from perdure.stepspec import StepInfo
 from perdure.store import StreamStore
 
 # How long an item waits for a record that it can go with.

@@ -111,11 +111,6 @@ class Waits:
         return tuple(sorted((*waiting, *self._taken), key=lambda signal: signal.seq))
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether a wait is open."""
-        return bool(self._open)
-
-    @property
     def has_address(self) -> bool:
         """Whether a wait is open for an inbox row."""
         return bool(self._by_address)

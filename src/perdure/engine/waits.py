@@ -91,7 +91,7 @@ class WaitCall(Call):
         return opened
 
     def _end(self, opened: Entry, signal: Signal | None) -> None:
-        """The wait is over. A sleep that is over went well, and so did an approval that expired; a signal that did not come did not."""
+        """The wait is over. A sleep went well, and so did an approval that expired; a signal that did not come did not."""
         drive, wait = self._drive, self._wait
         payload, ok, consume = b"null", True, None
         if signal is not None:
@@ -276,9 +276,7 @@ class _LimitCall(WaitCall):
 
     __slots__ = ("requests", "task")
 
-    def __init__(
-        self, drive: Drive, key: str, name: str, deadline: Callable[[], int], task: asyncio.Task[Any]
-    ) -> None:
+    def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int], task: asyncio.Task[Any]) -> None:
         super().__init__(drive, key, name, "timeout", deadline)
         self.task = task
         self.requests = task.cancelling()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -22,7 +22,9 @@ Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # `timer` is a sleep or a time limit of asyncio, named by its instant.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "timer", "foreign"]
+Kind: TypeAlias = Literal[
+    "step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "timer", "foreign"
+]
 
 
 def name_kind(kind: Kind) -> str:

@@ -2,7 +2,8 @@
 
 A `ReplayCheck` is a drive without a store that must stop before it has started. Recorded results reach the body as in every
 replay, and misfits are found by the same code. Since the run never goes live, no step function is called, no timer or signal is
-taken and no cache is asked. When the run would go live, the verdict is known and the body is unloaded. Code of the body between ctx calls runs, as in every replay.
+taken and no cache is asked. When the run would go live, the verdict is known and the body is unloaded. Code of the body between
+ctx calls runs, as in every replay.
 """
 
 from __future__ import annotations
