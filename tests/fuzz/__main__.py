@@ -1,0 +1,41 @@
+"""Run a campaign: `python -m tests.fuzz 0 1000 --store sqlite --profile all`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.fuzz.campaign import Settings, run
+
+
+def main() -> int:
+    """Run the programs of a range of seeds, and print every bad one."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int, help="the seed after the last one")
+    parser.add_argument("--store", choices=("memory", "sqlite"), default="memory")
+    parser.add_argument("--loop", choices=("asyncio", "uvloop", "debug"), default="asyncio")
+    parser.add_argument("--profile", choices=("today", "all"), default="today")
+    parser.add_argument("--eager", action="store_true", help="the host's task factory starts tasks at once (3.12 and later)")
+    parser.add_argument("--par", type=int, default=8, help="how many programs run side by side")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each program is disturbed at random places")
+    parser.add_argument("--every-length", action="store_true", help="lose processes at every length of a small journal")
+    parser.add_argument("--quiet", action="store_true", help="print the seeds of bad programs only")
+    parser.add_argument("--most", type=int, default=20, help="stop after so many bad programs")
+    args = parser.parse_args()
+    settings = Settings(
+        store=args.store,
+        loop=args.loop,
+        profile=args.profile,
+        is_eager=args.eager,
+        side_by_side=args.par,
+        rounds=None if args.every_length else args.rounds,
+        shows_failures=not args.quiet,
+        stops_at=args.most,
+    )
+    report = run(range(args.first, args.last), settings)
+    print(report)
+    return 0 if report.is_clean else 1
+
+
+sys.exit(main())

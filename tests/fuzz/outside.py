@@ -1,0 +1,77 @@
+"""What happens to a run from outside while processes come and go: signals, decisions, a request to cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Final
+
+from perdure import Runtime
+from perdure.errors import ApprovalDecided, ApprovalExpired, ApprovalNotFound, RunFinished, RunNotFound
+from tests.fuzz.process import MAIN
+from tests.fuzz.programs import Program
+from tests.fuzz.world import World
+
+_LONGEST_PAUSE: Final = 0.006
+_GONE: Final = (RunFinished, RunNotFound, ApprovalDecided, ApprovalExpired, ApprovalNotFound)
+
+
+class Outside:
+    """Senders, deciders, and an operator, for the runs of a world."""
+
+    def __init__(self, client: Runtime, world: World, program: Program, rng: random.Random) -> None:
+        self._client = client
+        self._world = world
+        self._program = program
+        self._rng = rng
+
+    @contextlib.asynccontextmanager
+    async def at_work(self):  # type: ignore[no-untyped-def]  # replaced below
+        """Do all that until the block is left."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._send(sender)) for sender in ("s", "t")]
+            tasks.append(group.create_task(self._decide()))
+            if self._program.cancel_after is not None:
+                tasks.append(group.create_task(self._cancel(self._program.cancel_after)))
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def _runs(self) -> list[str]:
+        return sorted(self._world.created - self._world.ended.keys())
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._rng.random() * _LONGEST_PAUSE)
+
+    async def _send(self, sender: str) -> None:
+        number = 0
+        while True:
+            await self._pause()
+            for run_id in self._runs():
+                number += 1
+                with contextlib.suppress(*_GONE):
+                    await self._client.signal(run_id, self._rng.choice("abc"), f"{sender}{number}")
+
+    async def _decide(self) -> None:
+        while True:
+            await self._pause()
+            for pending in await self._client.approvals():
+                with contextlib.suppress(*_GONE):
+                    if self._rng.random() < 0.5:
+                        await self._client.approve(pending.run_id, pending.name, by="ada", key=pending.key)
+                    else:
+                        await self._client.reject(pending.run_id, pending.name, by="bob", reason="no", key=pending.key)
+
+    async def _cancel(self, after: float) -> None:
+        await asyncio.sleep(after)
+        while True:
+            with contextlib.suppress(RunFinished):
+                try:
+                    await self._client.cancel(MAIN)
+                except RunNotFound:
+                    await self._pause()
+                    continue
+            return

@@ -1,0 +1,151 @@
+"""One life of a process: a Runtime on a store of its own, from its start until it is lost, drains, or every run has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from perdure import Runtime, Workflow, current_step
+from perdure.errors import PerdureError, RunFinished
+from perdure.model.journal import Entry
+from perdure.model.records import Claim, Lease
+from tests.fuzz.mortal_store import MortalStore
+from tests.fuzz.world import Attempt, World
+
+MAIN: Final = "main"
+# A process that cannot be stopped in this time is stuck. No test waits for it otherwise.
+PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ends before its runs do.
+
+    It is lost at a length of the main run's journal (`length`), at the write that would end it (`finish`), or after a while
+    (`time`); or it drains after a while (`drain`).
+    """
+
+    kind: Literal["length", "finish", "time", "drain"]
+    at: float = 0
+    # Whether the write at which the process is lost takes effect.
+    is_after: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.at:g}{' after the write' if self.is_after else ''}"
+
+
+class Stuck(Exception):
+    """Nothing happens any more."""
+
+
+class Process:
+    """A process that drives the runs of a world. Once it is dead, nothing that it does counts."""
+
+    def __init__(self, number: int, store: Any, world: World, end: End | None) -> None:
+        self.name = f"{id(world):x}/{number}"
+        self.world = world
+        self.end = end
+        self.is_dead = False
+        self.over = asyncio.Event()
+        self.store = MortalStore(store, self)
+        # What bodies call: the workflow of children, and what sends a signal to the run of a step.
+        self.child: Workflow[Any, Any] | None = None
+        self.client: Runtime | None = None
+        self._leases: dict[str, Lease] = {}
+        self._attempts: dict[str, Attempt] = {}
+
+    @property
+    def dies_after(self) -> bool:
+        return self.end is not None and self.end.is_after
+
+    def dies_at(self, run_id: str, verb: str, entries: Sequence[Entry]) -> bool:
+        """Return whether the process is lost at this write."""
+        if self.end is None or run_id != MAIN:
+            return False
+        if self.end.kind == "finish":
+            return verb in {"finish", "continue_as"}
+        return self.end.kind == "length" and any(entry.seq >= self.end.at for entry in entries)
+
+    def die(self) -> None:
+        """Be lost, as by SIGKILL."""
+        self.is_dead = True
+        for attempt in self._attempts.values():
+            attempt.close()
+        self.over.set()
+
+    def hold(self, claim: Claim | None) -> None:
+        """Note a lease of this process."""
+        if claim is not None:
+            self._leases[claim.lease.run_id] = claim.lease
+
+    def begin(self, run_id: str, round_: int) -> Attempt:
+        """Note that a body begins from the top."""
+        attempts = self.world.attempts[run_id, round_]
+        attempt = Attempt(len(attempts))
+        if self.is_dead:
+            attempt.close()
+        else:
+            attempts.append(attempt)
+            self._attempts[run_id] = attempt
+        return attempt
+
+    def leave(self, lease: Lease) -> None:
+        """Note that the run is not driven here any more."""
+        if self._leases.get(lease.run_id) == lease:
+            del self._leases[lease.run_id]
+            if lease.run_id in self._attempts:
+                self._attempts.pop(lease.run_id).close()
+
+    async def send_from_step(self, name: str, text: str) -> None:
+        """Send a signal to the run of this step, once however often the step is called."""
+        step = current_step()
+        assert self.client is not None
+        with contextlib.suppress(RunFinished):
+            await self.client.signal(step.run_id, name, f"step {text}", dedupe=step.idempotency_key)
+
+    async def live(self, runtime: Runtime, start: Any) -> None:
+        """Work until this process is lost, has drained, or every run has ended. Raises `Stuck`."""
+        loop = asyncio.get_running_loop()
+        timer = None
+        if self.end is not None and self.end.kind in {"time", "drain"}:
+            timer = loop.call_later(self.end.at, self.die if self.end.kind == "time" else self.over.set)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._work(runtime, start)
+        except TimeoutError:
+            raise Stuck from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.is_dead = True
+
+    async def _work(self, runtime: Runtime, start: Any) -> None:
+        try:
+            async with runtime:
+                with contextlib.suppress(PerdureError):
+                    await start(runtime)
+                while not (self.over.is_set() or self.world.has_ended or self.world.wrong):
+                    await _first(self.over.wait(), self.world.changed.wait())
+                    self.world.changed.clear()
+        except PerdureError:
+            if not self.is_dead:
+                raise
+
+    async def bury(self, store: Any) -> None:
+        """Give up the leases that the process had when it was lost, as a store does that sees its death."""
+        for lease in self._leases.values():
+            with contextlib.suppress(PerdureError):
+                await store.release(lease)
+
+
+async def _first(*waits: Any) -> None:
+    """Return when one of these is over."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,142 @@
+"""The step functions of random programs. Each call is noted; how long it takes is random, and another time it is another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure import current_step
+from tests.fuzz.world import Effect, World
+
+if TYPE_CHECKING:
+    from tests.fuzz.process import Process
+
+_LONGEST: Final = 0.008
+
+
+class Boom(Exception):
+    """What failing steps raise."""
+
+
+class Steps:
+    """The step functions of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world: World = process.world
+        self._rng: random.Random = process.world.rng
+
+    def _called(self, *, at_most_once: bool = False, is_compensated: bool = False) -> None:
+        """Note that the function of this step is called. A process that is dead calls nothing."""
+        if self._process.is_dead:
+            return
+        step, world = current_step(), self._world
+        effect = world.effects.setdefault(step.idempotency_key, Effect(step.run_id, step.key))
+        effect.calls += 1
+        effect.is_compensated = effect.is_compensated or is_compensated
+        if world.is_recorded(step.run_id, step.key):
+            world.wrong.append(f"step {step.key!r} of run {step.run_id!r} ran again after its result was recorded")
+        if at_most_once and effect.calls > 1:
+            world.wrong.append(f"step {step.key!r} of run {step.run_id!r} may run once at most, and ran {effect.calls} times")
+
+    async def _take_a_while(self) -> None:
+        for _ in range(self._rng.choice((0, 0, 1, 3))):
+            await asyncio.sleep(0)
+        await asyncio.sleep(self._rng.random() * _LONGEST)
+
+    async def quick(self, label: str) -> str:
+        self._called()
+        return f"<{label}>"
+
+    async def slow(self, label: str) -> str:
+        self._called()
+        await self._take_a_while()
+        return f"<{label}>"
+
+    def in_thread(self, label: str) -> str:
+        self._called()
+        time.sleep(self._rng.random() * 0.002)
+        return f"<{label}>"
+
+    async def fail(self, label: str) -> str:
+        self._called()
+        await self._take_a_while()
+        raise Boom(label)
+
+    async def fail_at_first(self, label: str) -> str:
+        self._called()
+        await asyncio.sleep(0)
+        if current_step().attempt < 3:
+            raise Boom(label)
+        return f"<{label}>"
+
+    async def hang(self, label: str) -> str:
+        """Run until it is cancelled, or for far longer than any limit in a program."""
+        self._called()
+        await asyncio.sleep(0.1)
+        return f"<{label}>"
+
+    async def once(self, label: str) -> str:
+        self._called(at_most_once=True)
+        await self._take_a_while()
+        return f"<{label}>"
+
+    async def compensated(self, label: str) -> str:
+        self._called(is_compensated=True)
+        await self._take_a_while()
+        return f"<{label}>"
+
+    async def unwind(self, label: str) -> str:
+        """Take a while to end when it is cancelled."""
+        self._called()
+        try:
+            await self._take_a_while()
+        except asyncio.CancelledError:
+            await asyncio.sleep(self._rng.choice((0, 0.002)))
+            raise
+        return f"<{label}>"
+
+    async def stubborn(self, label: str) -> str:
+        """Return although it is cancelled."""
+        self._called()
+        try:
+            await self._take_a_while()
+        except asyncio.CancelledError:
+            await asyncio.sleep(self._rng.choice((0, 0.001)))
+        return f"<{label}>"
+
+    async def emitting(self, label: str) -> str:
+        self._called()
+        for number in range(3):
+            await current_step().emit("steps", f"{label}:{number}")
+            await asyncio.sleep(0)
+        return f"<{label}>"
+
+    async def undo(self, result: Any) -> None:
+        """Undo a step that had this result."""
+        self._called()
+        if not self._process.is_dead:
+            undoes = current_step().undoes
+            assert undoes is not None
+            self._world.undone[undoes] += 1
+        await asyncio.sleep(self._rng.choice((0, 0.001)))
+
+    def sender(self, send: Callable[[str, str], Any], name: str) -> Callable[[str], Any]:
+        """Return a step function that sends a signal."""
+
+        async def send_signal(label: str) -> str:
+            self._called()
+            await send(name, label)
+            return f"<{label}>"
+
+        return send_signal
+
+    async def write_row(self, transaction: Any, label: str) -> str:
+        """Write a row in the transaction of the record."""
+        self._called()
+        await transaction.execute("INSERT INTO fuzz_rows (label) VALUES (?)", [label])
+        await asyncio.sleep(self._rng.choice((0, 0.001)))
+        return f"<{label}>"
