@@ -171,11 +171,9 @@ async def start_child(body: Body, node: Node) -> Any:
     how = node.args[0]
     handle = body.ctx.start_child(body.process.child, node.at, key=node.at, detached=how == "detached")
     await body.step(body.steps.slow, f"{node.at} beside")
-    if how == "await":
-        return await handle
     if how == "cancel":
-        await handle.cancel()
-    return how
+        handle.cancel()
+    return await handle if how in {"await", "cancel"} else how
 
 
 @construct("emit", args=lambda rng: (rng.choice((3, 3, 1500)),))

@@ -33,7 +33,8 @@ def compared(world: World) -> int:
 
 def _ends(program: Program, world: World) -> Iterator[str]:
     allowed = {"completed"}
-    allowed |= {"failed"} if program.raises or program.deadline is not None else set()
+    leaves_child = any(node.kind == "start_child" and node.args[0] == "leave" for node in program.tree.all())
+    allowed |= {"failed"} if program.raises or program.deadline is not None or leaves_child else set()
     allowed |= {"cancelled"} if program.cancel_after is not None else set()
     status = world.ended.get(MAIN, "not ended")
     if status not in allowed:
@@ -110,7 +111,7 @@ def _seen_signals(program: Program, world: World, run_id: str, taken: Counter[tu
     for (owner, _), attempts in world.attempts.items():
         if owner == run_id and attempts:
             longest = max(attempts, key=lambda attempt: len(attempt.trace))
-            seen.update((each[2], each[3]) for each in longest.trace if each[1] == "got" and each[3] != "late")
+            seen.update((each[2], each[3]) for each in longest.trace if each[1:2] == ("got",) and each[3] != "late")
     if extra := seen - taken:
         yield f"run {run_id!r} saw signals that were not taken for it, or twice: {sorted(extra)}"
     if world.ended.get(run_id) == "completed" and not program.is_cut_short and (unseen := taken - seen):

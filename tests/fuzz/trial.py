@@ -137,6 +137,8 @@ class Round:
             stuck = [self._explain_stuck()]
         journals = {run_id: await self._store.journal(run_id) for run_id in sorted(world.created)}
         inboxes = {run_id: {each.seq for each in await self._store.inbox(run_id)} for run_id in world.created}
+        rows = [row for run_id in sorted(world.created) if (row := await self._store.get(run_id)) is not None]
+        outcomes = [f"run {row.id!r} is {row.status}: {(row.outcome or b'')[:400].decode()}" for row in rows]
         wrong = stuck or violations(program, world, inboxes)
         await client.close()
         count.rounds += 1
@@ -146,7 +148,7 @@ class Round:
         await self._store.close()
         if not wrong:
             return world.lengths.get(MAIN, 0), None
-        return 0, Failure(program, self._plan, wrong, list(self._traces()), [*_shown_journals(journals)])
+        return 0, Failure(program, self._plan, wrong, self._traces(), [*outcomes, *_shown_journals(journals)])
 
     async def _live(self, process: Process, client: Runtime) -> None:
         program, rng = self._trial.program, self._rng
