@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ EXPECTED: Final = (Boom, TimeoutError, PerdureError)
 _LONGEST_SHOWN: Final = 120
 
 CHILD: Final = "child"
+# Set in the contexts of bodies, and so in those of their tasks, timers and steps.
+IN_BODY: Final = contextvars.ContextVar[bool]("IN_BODY")
 
 
 class Body:
@@ -97,6 +100,7 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
     nodes = {node.at: node for node in program.tree.all()}
 
     async def main(ctx: Context[Any], round_: int) -> str:
+        IN_BODY.set(True)
         attempt = process.begin(ctx.run_id, round_)
         body = Body(program, process, hosting, ctx, attempt)
         with _completing(body):
@@ -118,6 +122,7 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
         return "done"
 
     async def child(ctx: Context[Any], at: str) -> str:
+        IN_BODY.set(True)
         attempt = process.begin(ctx.run_id, 0)
         body = Body(program, process, hosting, ctx, attempt)
         with _completing(body):

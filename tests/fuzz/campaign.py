@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 from perdure import Context, stores
 from perdure.store import Store
 from tests.fuzz import anyio_scopes, durable, own_io, plain_asyncio
+from tests.fuzz.body import IN_BODY
 from tests.fuzz.engine import LOOP_METHODS
 from tests.fuzz.hosting import hosting
 from tests.fuzz.programs import Profile, available, random_program
@@ -153,7 +154,7 @@ class _Leftovers:
         self._tasks = set(map(id, asyncio.all_tasks()))
 
     async def since(self) -> list[str]:
-        """Return what was left behind. A thread may take a moment to end a callback."""
+        """Return what was left behind, for longer than a heartbeat: its thread may hold the runs that it has just renewed."""
         loop = asyncio.get_running_loop()
         found: list[str] = []
         for _ in range(100):
@@ -161,7 +162,7 @@ class _Leftovers:
             found = [*self._alive(loop)]
             if not found:
                 return []
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         return found
 
     def _alive(self, loop: asyncio.AbstractEventLoop) -> Iterable[str]:
@@ -173,7 +174,7 @@ class _Leftovers:
         if contexts:
             yield f"{contexts} contexts of bodies"
         for handle in getattr(loop, "_scheduled", ()):
-            if not handle.cancelled() and "perdure" in repr(handle):
+            if not handle.cancelled() and IN_BODY in getattr(handle, "_context", ()):
                 yield f"timer {handle!r}"[:300]
         for name in LOOP_METHODS:
             if name in vars(loop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 from typing import Final
 
 from perdure import Runtime
@@ -27,18 +28,21 @@ class Outside:
         self._rng = rng
 
     @contextlib.asynccontextmanager
-    async def at_work(self):  # type: ignore[no-untyped-def]  # replaced below
-        """Do all that until the block is left."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._send(sender)) for sender in ("s", "t")]
-            tasks.append(group.create_task(self._decide()))
-            if self._program.cancel_after is not None:
-                tasks.append(group.create_task(self._cancel(self._program.cancel_after)))
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
+    async def at_work(self) -> AsyncIterator[None]:
+        """Do all that until the block is left. Raises what any of them raised."""
+        works = [self._send("s"), self._send("t"), self._decide()]
+        if self._program.cancel_after is not None:
+            works.append(self._cancel(self._program.cancel_after))
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
 
     def _runs(self) -> list[str]:
         return sorted(self._world.created - self._world.ended.keys())

@@ -23,7 +23,7 @@ from tests.fuzz.world import World
 
 # A journal of so many entries is cut at each of them; of a longer one, a few lengths are chosen.
 SMALL: Final = 10
-LEASE: Final = "30s"
+LEASE: Final = "6s"
 
 
 @dataclass
