@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure import Context, Workflow, current_step
+from perdure import Context, Workflow
 from perdure.errors import PerdureError
 from tests.fuzz.engine import has_left
 from tests.fuzz.programs import CONSTRUCTS, Node, Program
@@ -16,8 +16,7 @@ from tests.fuzz.steps import Boom, Steps
 
 if TYPE_CHECKING:
     from tests.fuzz.hosting import Hosting
-    from tests.fuzz.process import Process
-    from tests.fuzz.world import Attempt
+    from tests.fuzz.process import Process, Showing
 
 # What nodes may raise: errors of steps, time limits, children that were cancelled.
 EXPECTED: Final = (Boom, TimeoutError, PerdureError)
@@ -31,29 +30,28 @@ IN_BODY: Final = contextvars.ContextVar[bool]("IN_BODY")
 class Body:
     """One attempt at one run of a program. `scoped` is the same under a ctx with keys of its own."""
 
-    def __init__(self, program: Program, process: Process, hosting: Hosting, ctx: Context[Any], attempt: Attempt) -> None:
+    def __init__(self, program: Program, process: Process, hosting: Hosting, ctx: Context[Any], showing: Showing) -> None:
         self.program = program
         self.process = process
         self.hosting = hosting
         self.ctx = ctx
-        self.attempt = attempt
+        self.showing = showing
         self.steps = Steps(process)
 
     def scoped(self, name: str) -> Body:
-        return Body(self.program, self.process, self.hosting, self.ctx.scope(name), self.attempt)
+        return Body(self.program, self.process, self.hosting, self.ctx.scope(name), self.showing)
 
     def note(self, *what: Any) -> None:
         """Add to the trace, unless the body is leaving memory."""
-        if self.attempt.is_open:
+        if self.showing.is_open:
             if has_left(self.ctx):
-                self.attempt.close()
-            else:
-                self.attempt.trace.append(tuple(each if isinstance(each, int | str) else shown(each) for each in what))
+                self.showing.close()
+            self.showing.note([each if isinstance(each, int | str) else shown(each) for each in what])
 
     def ask(self) -> int:
         """Return how often this was called in this attempt: a number that tells the order of branches."""
-        self.attempt.asked += 1
-        return self.attempt.asked
+        self.showing.asked += 1
+        return self.showing.asked
 
     async def step(self, fn: Callable[[str], Any], key: str, **options: Any) -> Any:
         """Call a step whose key is also its argument."""
@@ -61,7 +59,7 @@ class Body:
 
     async def run(self, node: Node) -> Any:
         """Run a node, and note what it gives, raises, or that it was cancelled."""
-        self.attempt.running[node.at] = node.kind
+        self.showing.running[node.at] = node.kind
         try:
             value = await CONSTRUCTS[node.kind].run(self, node)
         except asyncio.CancelledError:
@@ -71,7 +69,7 @@ class Body:
             self.note(node.at, "raised", f"{type(error).__name__}: {error}"[:_LONGEST_SHOWN])
             raise
         finally:
-            self.attempt.running.pop(node.at, None)
+            self.showing.running.pop(node.at, None)
         self.note(node.at, node.kind, value)
         return value
 
@@ -101,14 +99,14 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
 
     async def main(ctx: Context[Any], round_: int) -> str:
         IN_BODY.set(True)
-        attempt = process.begin(ctx.run_id, round_)
-        body = Body(program, process, hosting, ctx, attempt)
+        showing = process.begin(ctx.run_id, round_)
+        body = Body(program, process, hosting, ctx, showing)
         with _completing(body):
             try:
                 for branch in program.tree.inside:
                     await body.run(branch)
             except asyncio.CancelledError:
-                if program.cleans_up and attempt.is_open and not has_left(ctx):
+                if program.cleans_up and showing.is_open and not has_left(ctx):
                     await body.step(body.steps.slow, "clean up")
                     body.note("cleaned up")
                 raise
@@ -123,8 +121,8 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
 
     async def child(ctx: Context[Any], at: str) -> str:
         IN_BODY.set(True)
-        attempt = process.begin(ctx.run_id, 0)
-        body = Body(program, process, hosting, ctx, attempt)
+        showing = process.begin(ctx.run_id, 0)
+        body = Body(program, process, hosting, ctx, showing)
         with _completing(body):
             values = [await body.run(each) for each in nodes[at].inside]
         return shown(values)
@@ -135,20 +133,13 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
 @contextlib.contextmanager
 def _completing(body: Body) -> Iterator[None]:
     """Close the trace at the end of the function, and note whether it came there by itself."""
+    was_cancelled = False
     try:
         yield
     except (GeneratorExit, asyncio.CancelledError):
-        body.attempt.was_cancelled = True
+        was_cancelled = True
         raise
     finally:
-        body.attempt.is_complete = body.attempt.is_open and not has_left(body.ctx)
-        body.attempt.close()
-
-
-def of_this_step(label: str) -> str:
-    """Return a text that names the run and the step in whose function this is called."""
-    step = current_step()
-    return f"{step.run_id}:{step.key}:{label}"
-
-
-Branch = Awaitable[Any]
+        if has_left(body.ctx):
+            body.showing.close()
+        body.showing.complete(was_cancelled=was_cancelled)

@@ -229,7 +229,7 @@ async def key_again(body: Body, node: Node) -> Any:
     return await body.step(body.steps.quick, node.at) if call.cancelled() else call.result()
 
 
-@construct("cancels_itself")
+@construct("cancels_itself", "exact")
 async def cancels_itself(body: Body, node: Node) -> Any:
     async def branch() -> None:
         task = asyncio.current_task()

@@ -78,7 +78,7 @@ class MortalStore(CountedStore):
     ) -> None:
         world, process = self._process.world, self._process
         if isinstance(reply, Created):
-            world.created.add(reply.run.id)
+            world.tell("created", reply.run.id)
             process.hold(reply.claim)
         elif isinstance(reply, Claims):
             for claim in reply.claims:
@@ -92,16 +92,15 @@ class MortalStore(CountedStore):
             case "suspend" if not reply:
                 process.leave(lease)
             case "finish":
-                world.end(lease.run_id, args[1])
+                world.tell("ended", lease.run_id, args[1])
                 process.leave(lease)
             case "continue_as":
-                world.start_over(lease.run_id)
+                world.tell("started_over", lease.run_id)
                 process.leave(lease)
             case "release":
                 process.leave(lease)
                 if (problem := options.get("problem")) is not None and not process.is_dead:
-                    world.wrong.append(f"run {lease.run_id!r} has a problem: {problem}")
-                    world.changed.set()
+                    world.tell("wrong", f"run {lease.run_id!r} has a problem: {problem}")
 
     @contextlib.asynccontextmanager
     async def _transaction(self, lease: Lease, enter: Any) -> AsyncIterator[Any]:
@@ -157,5 +156,5 @@ class ClientStore(CountedStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
         seq: int = await self.inner.signal(run_id, name, payload, **options)
         if not name.startswith("perdure:"):
-            self._world.sent[run_id].setdefault(seq, (name, payload.decode().strip('"')))
+            self._world.tell("sent", run_id, seq, name, payload.decode().strip('"'))
         return seq

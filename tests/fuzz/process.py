@@ -13,7 +13,7 @@ from perdure.errors import PerdureError, RunFinished
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Lease
 from tests.fuzz.mortal_store import MortalStore
-from tests.fuzz.world import Attempt, World
+from tests.fuzz.world import Place, World
 
 MAIN: Final = "main"
 # A process that cannot be stopped in this time is stuck. No test waits for it otherwise.
@@ -41,6 +41,36 @@ class Stuck(Exception):
     """Nothing happens any more."""
 
 
+class Showing:
+    """What a body shows in one attempt, until it begins to leave memory: what it does then depends on when that is."""
+
+    def __init__(self, world: World, place: Place) -> None:
+        self._world = world
+        self._place = place
+        self.is_open = True
+        # Numbers in the order in which branches ask: part of keys and of the trace.
+        self.asked = 0
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        self.is_open = False
+
+    def note(self, what: Sequence[Any]) -> None:
+        if self.is_open:
+            self._world.tell("note", self._place, what)
+
+    def complete(self, *, was_cancelled: bool) -> None:
+        """Show that the workflow function has come to its end."""
+        if self.is_open:
+            self._world.tell("complete", self._place, was_cancelled)
+        self.close()
+
+    @property
+    def running(self) -> dict[str, str]:
+        """The nodes that run now, by their places."""
+        return {} if not self._place[0] else self._world.attempt_at(self._place).running
+
+
 class Process:
     """A process that drives the runs of a world. Once it is dead, nothing that it does counts."""
 
@@ -55,7 +85,7 @@ class Process:
         self.child: Workflow[Any, Any] | None = None
         self.client: Runtime | None = None
         self._leases: dict[str, Lease] = {}
-        self._attempts: dict[str, Attempt] = {}
+        self._showing: dict[str, Showing] = {}
 
     @property
     def dies_after(self) -> bool:
@@ -72,8 +102,8 @@ class Process:
     def die(self) -> None:
         """Be lost, as by SIGKILL."""
         self.is_dead = True
-        for attempt in self._attempts.values():
-            attempt.close()
+        for showing in self._showing.values():
+            showing.close()
         self.over.set()
 
     def hold(self, claim: Claim | None) -> None:
@@ -81,23 +111,23 @@ class Process:
         if claim is not None:
             self._leases[claim.lease.run_id] = claim.lease
 
-    def begin(self, run_id: str, round_: int) -> Attempt:
+    def begin(self, run_id: str, round_: int) -> Showing:
         """Note that a body begins from the top."""
-        attempts = self.world.attempts[run_id, round_]
-        attempt = Attempt(len(attempts))
         if self.is_dead:
-            attempt.close()
-        else:
-            attempts.append(attempt)
-            self._attempts[run_id] = attempt
-        return attempt
+            showing = Showing(self.world, ("", 0, 0))
+            showing.close()
+            return showing
+        number = len(self.world.attempts[run_id, round_])
+        self.world.tell("attempt", run_id, round_, number)
+        showing = self._showing[run_id] = Showing(self.world, (run_id, round_, number))
+        return showing
 
     def leave(self, lease: Lease) -> None:
         """Note that the run is not driven here any more."""
         if self._leases.get(lease.run_id) == lease:
             del self._leases[lease.run_id]
-            if lease.run_id in self._attempts:
-                self._attempts.pop(lease.run_id).close()
+            if lease.run_id in self._showing:
+                self._showing.pop(lease.run_id).close()
 
     async def send_from_step(self, name: str, text: str) -> None:
         """Send a signal to the run of this step, once however often the step is called."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure import current_step
-from tests.fuzz.world import Effect, World
+from tests.fuzz.world import World
 
 if TYPE_CHECKING:
     from tests.fuzz.process import Process
@@ -33,14 +33,8 @@ class Steps:
         """Note that the function of this step is called. A process that is dead calls nothing."""
         if self._process.is_dead:
             return
-        step, world = current_step(), self._world
-        effect = world.effects.setdefault(step.idempotency_key, Effect(step.run_id, step.key))
-        effect.calls += 1
-        effect.is_compensated = effect.is_compensated or is_compensated
-        if world.is_recorded(step.run_id, step.key):
-            world.wrong.append(f"step {step.key!r} of run {step.run_id!r} ran again after its result was recorded")
-        if at_most_once and effect.calls > 1:
-            world.wrong.append(f"step {step.key!r} of run {step.run_id!r} may run once at most, and ran {effect.calls} times")
+        step = current_step()
+        self._world.tell("called", step.idempotency_key, step.run_id, step.key, at_most_once, is_compensated)
 
     async def _take_a_while(self) -> None:
         for _ in range(self._rng.choice((0, 0, 1, 3))):
@@ -121,7 +115,7 @@ class Steps:
         if not self._process.is_dead:
             undoes = current_step().undoes
             assert undoes is not None
-            self._world.undone[undoes] += 1
+            self._world.tell("undone", undoes)
         await asyncio.sleep(self._rng.choice((0, 0.001)))
 
     def sender(self, send: Callable[[str, str], Any], name: str) -> Callable[[str], Any]:

@@ -1,4 +1,8 @@
-"""What outlives the processes of a trial: what the store has accepted, what step functions did, and what was seen to be wrong."""
+"""What outlives the processes of a trial: what the store has accepted, what step functions did, what bodies showed.
+
+Everything comes here as an event, so that a process which is killed can leave its events in a file, and another world can be
+made of them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.model.journal import Entry
+
+# The place of an attempt: its run, how often that had started over, and its number there.
+Place = tuple[str, int, int]
 
 
 @dataclass
@@ -24,41 +31,77 @@ class Effect:
 
 
 @dataclass
+class Attempt:
+    """What one attempt at a run showed: its trace, and which nodes run."""
+
+    number: int
+    trace: list[tuple[Any, ...]] = field(default_factory=list)
+    # Whether the workflow function came to its end, and whether it was cancelled then.
+    is_complete: bool = False
+    was_cancelled: bool = False
+    # The nodes that run now, by their places.
+    running: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"attempt {self.number}{'' if self.is_complete else ' (not complete)'}"
+
+
+@dataclass
 class World:
     """Everything that a crash does not undo. `rng` is for durations: it need not give the same on a replay."""
 
     rng: random.Random
-    # The keys of results that the store has accepted, by run, and how many entries each run's journal has.
-    recorded: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    lengths: dict[str, int] = field(default_factory=dict)
     created: set[str] = field(default_factory=set)
     ended: dict[str, str] = field(default_factory=dict)
+    # The keys of results that the store has accepted, by run, and the highest seq of each run's journal.
+    recorded: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    lengths: dict[str, int] = field(default_factory=dict)
+    # Keys of steps and children by their first open entries, in that order.
+    begun: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     # Signals by run and inbox seq, with name and text; and the seqs that were consumed, in that order.
     sent: dict[str, dict[int, tuple[str, str]]] = field(default_factory=lambda: defaultdict(dict))
     consumed: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    # Keys of steps and children by their first open entries, in that order.
-    begun: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    # Steps by their idempotency keys, and how often each was undone, in the order of that.
     effects: dict[str, Effect] = field(default_factory=dict)
-    # Idempotency keys of steps that were undone, in that order, and how often.
     undone: Counter[str] = field(default_factory=Counter)
     # Every attempt, in order, by run and round.
     attempts: dict[tuple[str, int], list[Attempt]] = field(default_factory=lambda: defaultdict(list))
     wrong: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def tell(self, event: str, *what: Any) -> None:
+        """Take in an event."""
+        getattr(self, f"on_{event}")(*what)
+
     def accept(self, run_id: str, entries: Sequence[Entry], consume: Sequence[int] = ()) -> None:
-        """Note what the store has accepted."""
-        for entry in entries:
-            if entry.phase == "close":
-                self.recorded[run_id].add(entry.key)
-            elif entry.phase == "open" and entry.key not in self.begun[run_id]:
-                self.begun[run_id].append(entry.key)
-            self.lengths[run_id] = max(self.lengths.get(run_id, 0), entry.seq)
+        """Take in what the store has accepted."""
+        if entries or consume:
+            self.tell("accepted", run_id, [(entry.seq, entry.key, entry.phase) for entry in entries], list(consume))
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether every run that was created has ended."""
+        return bool(self.created) and self.created <= self.ended.keys()
+
+    def on_created(self, run_id: str) -> None:
+        self.created.add(run_id)
+
+    def on_ended(self, run_id: str, status: str) -> None:
+        self.ended[run_id] = status
+        self.changed.set()
+
+    def on_accepted(self, run_id: str, entries: Sequence[tuple[int, str, str]], consume: Sequence[int]) -> None:
+        for seq, key, phase in entries:
+            if phase == "close":
+                self.recorded[run_id].add(key)
+            elif phase == "open" and key not in self.begun[run_id]:
+                self.begun[run_id].append(key)
+            self.lengths[run_id] = max(self.lengths.get(run_id, 0), seq)
         consumed = self.consumed[run_id]
         consumed += [seq for seq in consume if seq not in consumed]
 
-    def start_over(self, run_id: str) -> None:
-        """Note that the run has an empty journal again, and has forgotten how to undo what it did."""
+    def on_started_over(self, run_id: str) -> None:
+        """Forget the journal, and that what was done can be undone."""
         self.recorded[run_id].clear()
         self.begun[run_id].clear()
         self.lengths[run_id] = 0
@@ -66,37 +109,40 @@ class World:
             if effect.run_id == run_id:
                 effect.is_compensated = False
 
-    def end(self, run_id: str, status: str) -> None:
-        self.ended[run_id] = status
+    def on_sent(self, run_id: str, seq: int, name: str, text: str) -> None:
+        self.sent[run_id].setdefault(seq, (name, text))
+
+    def on_called(self, name: str, run_id: str, key: str, *flags: bool) -> None:
+        """Take in a call of a step's function. The flags: it may be called once at most, and it has a compensation."""
+        at_most_once, is_compensated = flags
+        effect = self.effects.setdefault(name, Effect(run_id, key))
+        effect.calls += 1
+        effect.is_compensated = effect.is_compensated or is_compensated
+        if key in self.recorded[run_id]:
+            self.on_wrong(f"step {key!r} of run {run_id!r} ran again after its result was recorded")
+        if at_most_once and effect.calls > 1:
+            self.on_wrong(f"step {key!r} of run {run_id!r} may run once at most, and ran {effect.calls} times")
+
+    def on_undone(self, name: str) -> None:
+        self.undone[name] += 1
+
+    def on_attempt(self, run_id: str, round_: int, number: int) -> None:
+        attempts = self.attempts[run_id, round_]
+        assert number == len(attempts)
+        attempts.append(Attempt(number))
+
+    def on_note(self, place: Place, what: Sequence[Any]) -> None:
+        self.attempt_at(place).trace.append(tuple(what))
+
+    def on_complete(self, place: Place, *flags: bool) -> None:
+        """Take in that the workflow function has ended. The flag: it was cancelled."""
+        attempt = self.attempt_at(place)
+        attempt.is_complete, attempt.was_cancelled = True, flags[0]
+
+    def attempt_at(self, place: Place) -> Attempt:
+        run_id, round_, number = place
+        return self.attempts[run_id, round_][number]
+
+    def on_wrong(self, what: str) -> None:
+        self.wrong.append(what)
         self.changed.set()
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether every run that was created has ended."""
-        return bool(self.created) and self.created <= self.ended.keys()
-
-    def is_recorded(self, run_id: str, key: str) -> bool:
-        return key in self.recorded[run_id]
-
-
-class Attempt:
-    """What one attempt at a run showed: its trace, and where its branches are."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.trace: list[tuple[Any, ...]] = []
-        self.is_open = True
-        # Whether the workflow function came to its end.
-        self.is_complete = False
-        # The nodes that run now, by their places.
-        self.running: dict[str, str] = {}
-        # Numbers in the order in which branches ask: part of keys and of the trace.
-        self.asked = 0
-        self.was_cancelled = False
-
-    def close(self) -> None:
-        """Note nothing any more: what the body does while it leaves memory depends on when that is."""
-        self.is_open = False
-
-    def __str__(self) -> str:
-        return f"attempt {self.number}{'' if self.is_complete else ' (not complete)'}"
