@@ -54,8 +54,8 @@ class Body:
         return self.showing.asked
 
     async def step(self, fn: Callable[[str], Any], key: str, **options: Any) -> Any:
-        """Call a step whose key is also its argument."""
-        return await self.ctx.step("work", fn, key, key=key, **options)
+        """Call a step whose key is also its argument. Other runs of the campaign have steps of this key."""
+        return await self.ctx.step("work", fn, key, key=key, cache=False, **options)
 
     async def run(self, node: Node) -> Any:
         """Run a node, and note what it gives, raises, or that it was cancelled."""

@@ -139,7 +139,7 @@ async def limit(body: Body, node: Node) -> Any:
 async def map_(body: Body, node: Node) -> Any:
     count, policy, concurrency = node.args
     items = [f"{node.at}[{number}]" for number in range(count)]
-    options: dict[str, Any] = {"key": lambda item: item, "concurrency": concurrency}
+    options: dict[str, Any] = {"key": lambda item: item, "concurrency": concurrency, "cache": False}
     match policy:
         case "collect":
             options["on_error"] = "collect"
