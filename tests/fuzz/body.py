@@ -48,6 +48,10 @@ class Body:
                 self.showing.close()
             self.showing.note([each if isinstance(each, int | str) else shown(each) for each in what])
 
+    def wrong(self, what: str) -> None:
+        """Say that something must not be so."""
+        self.process.world.tell("wrong", what)
+
     def ask(self) -> int:
         """Return how often this was called in this attempt: a number that tells the order of branches."""
         self.showing.asked += 1

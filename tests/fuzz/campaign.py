@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import logging
 import shutil
 import sys
@@ -19,15 +18,15 @@ from typing import Any, Final, Literal
 
 from perdure import Context, stores
 from perdure.store import Store
-from tests.fuzz import anyio_scopes, durable, own_io, plain_asyncio
+from tests.fuzz import aimed, anyio_scopes, durable, own_io, plain_asyncio
 from tests.fuzz.body import IN_BODY
 from tests.fuzz.engine import LOOP_METHODS
 from tests.fuzz.hosting import hosting
-from tests.fuzz.programs import Profile, available, random_program
+from tests.fuzz.programs import Profile, Program, available, random_program
 from tests.fuzz.trial import Count, Failure, Trial
 
 # These modules register their constructs when they are imported.
-_CONSTRUCTS: Final = (anyio_scopes, durable, own_io, plain_asyncio)
+_CONSTRUCTS: Final = (aimed, anyio_scopes, durable, own_io, plain_asyncio)
 # After so many programs everything comes to rest, and what is left behind is looked for.
 BATCH: Final = 100
 
@@ -76,6 +75,12 @@ class Report:
 
 def run(seeds: Iterable[int], settings: Settings) -> Report:
     """Run the programs of these seeds, on a loop of its own."""
+    haves = available(settings.profile, settings.store)
+    return try_programs([random_program(seed, haves) for seed in seeds], settings)
+
+
+def try_programs(programs: Sequence[Program], settings: Settings) -> Report:
+    """Run these programs, on a loop of its own."""
     logging.getLogger("perdure").setLevel(logging.CRITICAL + 1)
     gc.collect()
     gc.freeze()
@@ -85,42 +90,27 @@ def run(seeds: Iterable[int], settings: Settings) -> Report:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory, debug=settings.loop == "debug") as runner:
-        return runner.run(_campaign(list(seeds), settings))
+        return runner.run(_campaign(programs, settings))
 
 
-async def _campaign(seeds: Sequence[int], settings: Settings) -> Report:
+async def _campaign(programs: Sequence[Program], settings: Settings) -> Report:
     report, began = Report(), time.monotonic()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: report.noise.update([_described(context)]))
     loop.slow_callback_duration = 3600
     if settings.is_eager and sys.version_info >= (3, 12):
         loop.set_task_factory(asyncio.eager_task_factory)
-    haves = available(settings.profile, settings.store)
-    if "anyio" in haves:
+    if "anyio" in available(settings.profile, settings.store):
         anyio_scopes.keep_scopes_in_order()
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="perdure-fuzz-"))
+    open_store = _opener(settings, folder)
     try:
         async with hosting() as host:
             before = _Leftovers()
-            for batch in itertools.batched(seeds, BATCH) if sys.version_info >= (3, 12) else _batches(seeds):
-                places = asyncio.Semaphore(settings.side_by_side)
-
-                async def one(seed: int, places: asyncio.Semaphore = places) -> None:
-                    async with places:
-                        if len(report.failures) >= settings.stops_at:
-                            return
-                        trial = Trial(random_program(seed, haves), _opener(settings, folder), host, report.count, settings.rounds)
-                        try:
-                            failure = await trial.run()
-                        except Exception:
-                            failure = Failure(trial.program, [], [f"the fuzzer broke: {traceback.format_exc()}"])
-                        if failure is not None:
-                            report.failures.append(failure)
-                            if settings.shows_failures:
-                                print(failure, flush=True)
-
-                await asyncio.gather(*map(one, batch))
-                report.left += [f"{each}, after seed {batch[-1]}" for each in await before.since()]
+            for at in range(0, len(programs), BATCH):
+                batch = programs[at : at + BATCH]
+                await _run_batch(batch, settings, lambda program: Trial(program, open_store, host, report.count, settings.rounds), report)
+                report.left += [f"{each}, after seed {batch[-1].seed}" for each in await before.since()]
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     report.seconds = time.monotonic() - began
@@ -129,8 +119,25 @@ async def _campaign(seeds: Sequence[int], settings: Settings) -> Report:
     return report
 
 
-def _batches(seeds: Sequence[int]) -> list[Sequence[int]]:
-    return [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+async def _run_batch(
+    programs: Sequence[Program], settings: Settings, trial_of: Callable[[Program], Trial], report: Report
+) -> None:
+    places = asyncio.Semaphore(settings.side_by_side)
+
+    async def run_one(program: Program) -> None:
+        async with places:
+            if len(report.failures) >= settings.stops_at:
+                return
+            try:
+                failure = await trial_of(program).run()
+            except Exception:
+                failure = Failure(program, [], [f"the fuzzer broke: {traceback.format_exc()}"])
+            if failure is not None:
+                report.failures.append(failure)
+                if settings.shows_failures:
+                    print(failure, flush=True)
+
+    await asyncio.gather(*map(run_one, programs))
 
 
 def _opener(settings: Settings, folder: Path) -> Callable[[str], Store]:

@@ -35,7 +35,7 @@ def _ends(program: Program, world: World) -> Iterator[str]:
     allowed = {"completed"}
     leaves_child = any(node.kind == "start_child" and node.args[0] == "leave" for node in program.tree.all())
     allowed |= {"failed"} if program.raises or program.deadline is not None or leaves_child else set()
-    allowed |= {"cancelled"} if program.cancel_after is not None else set()
+    allowed |= {"cancelled"} if program.cancel_after is not None or program.cancels_itself else set()
     status = world.ended.get(MAIN, "not ended")
     if status not in allowed:
         yield f"the run is {status}, and may be {' or '.join(sorted(allowed))}"
@@ -128,7 +128,9 @@ def _compensations(world: World) -> Iterator[str]:
         if status in {"failed", "cancelled"} and not is_undone:
             yield f"step {effect.key!r} of run {effect.run_id!r}, which {status}, was not undone"
     for run_id, begun in world.begun.items():
-        undone = [world.effects[name].key for name in world.undone if world.effects[name].run_id == run_id]
+        # One that was never called may be undone all the same: its intent was recorded, and the process died.
+        effects = [effect for name in world.undone if (effect := world.effects.get(name)) is not None]
+        undone = [effect.key for effect in effects if effect.run_id == run_id]
         order = [key for key in begun if key in undone]
         if undone != order[::-1]:
             yield f"run {run_id!r} began {order} in this order, and undid {undone}"

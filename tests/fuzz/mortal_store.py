@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # The verbs after which a process may be lost: they change a run.
 _WRITES: Final = frozenset({"create", "record", "suspend", "finish", "continue_as", "release"})
-_ENDS: Final = frozenset({"finish", "continue_as"})
+# How often a signal is accepted between a record and its reply.
+_SENT_BEFORE_REPLY: Final = 0.1
 
 
 class MortalStore(CountedStore):
@@ -66,6 +67,8 @@ class MortalStore(CountedStore):
         finally:
             self.in_flight -= 1
         self._note(verb, lease, args, options, entries, reply)
+        if verb == "record" and lease is not None and self._process.world.rng.random() < _SENT_BEFORE_REPLY:
+            await self._process.send_before_reply(lease.run_id)
         if is_last:
             self._process.die()
         if is_write:

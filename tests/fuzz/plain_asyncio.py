@@ -178,20 +178,28 @@ async def queue(body: Body, node: Node) -> Any:
         except (*EXPECTED, ExceptionGroup) as error:
             value = error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_being_cancelled():
                 raise
             value = "cancelled elsewhere"
         await line.put(shown(value))
 
-    tasks = [asyncio.create_task(produce(each)) for each in node.inside]
+    tasks = {asyncio.create_task(produce(each)) for each in node.inside}
     try:
         got = [await line.get() for _ in tasks]
         body.note(node.at, "queue", got)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks:  # a task group inside may have swallowed the cancellation: then its branch still wants to put something
+            while not line.empty():
+                line.get_nowait()
+            _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether the task itself was cancelled. Otherwise a CancelledError comes from what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @construct("event", inside=(2, 3))
@@ -223,8 +231,7 @@ async def condition(body: Body, node: Node) -> Any:
         except (*EXPECTED, ExceptionGroup):
             pass
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_being_cancelled():
                 raise
         async with changed:
             ended += 1

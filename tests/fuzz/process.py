@@ -66,6 +66,11 @@ class Showing:
         self.close()
 
     @property
+    def is_first(self) -> bool:
+        """Whether no other attempt was before this one."""
+        return self._place[2] == 0
+
+    @property
     def running(self) -> dict[str, str]:
         """The nodes that run now, by their places."""
         return {} if not self._place[0] else self._world.attempt_at(self._place).running
@@ -75,7 +80,7 @@ class Process:
     """A process that drives the runs of a world. Once it is dead, nothing that it does counts."""
 
     def __init__(self, number: int, store: Any, world: World, end: End | None) -> None:
-        self.name = f"{id(world):x}/{number}"
+        self.name = f"{id(world):x}-{number}"
         self.world = world
         self.end = end
         self.is_dead = False
@@ -84,6 +89,7 @@ class Process:
         # What bodies call: the workflow of children, and what sends a signal to the run of a step.
         self.child: Workflow[Any, Any] | None = None
         self.client: Runtime | None = None
+        self._sent = 0
         self._leases: dict[str, Lease] = {}
         self._showing: dict[str, Showing] = {}
 
@@ -135,6 +141,18 @@ class Process:
         assert self.client is not None
         with contextlib.suppress(RunFinished):
             await self.client.signal(step.run_id, name, f"step {text}", dedupe=step.idempotency_key)
+
+    async def send_before_reply(self, run_id: str) -> None:
+        """Send a signal while the reply to a record is under way."""
+        self._sent += 1
+        if self.client is not None:
+            with contextlib.suppress(RunFinished):
+                await self.client.signal(run_id, "ab"[self._sent % 2], f"during {self.name} {self._sent}")
+
+    async def cancel_from_step(self) -> None:
+        """Cancel the run of this step."""
+        assert self.client is not None
+        await self.client.cancel(current_step().run_id)
 
     async def live(self, runtime: Runtime, start: Any) -> None:
         """Work until this process is lost, has drained, or every run has ended. Raises `Stuck`."""

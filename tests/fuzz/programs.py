@@ -96,19 +96,26 @@ class Program:
     raises: bool = False
     # Whether the workflow function calls steps after it was cancelled.
     cleans_up: bool = False
+    # Whether its steps may cancel the run.
+    cancels_itself: bool = False
 
     @property
     def has_own_io(self) -> bool:
-        """Return whether the body waits for I/O of its own: then results are not delivered at the same place again."""
-        return any("own" in CONSTRUCTS[node.kind].needs for node in self.tree.all())
+        """Return whether the body waits for I/O of its own, beside recorded results: those come at another place another time."""
+        return not self.is_in_sequence and any("own" in CONSTRUCTS[node.kind].needs for node in self.tree.all())
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Return whether own I/O never runs beside a call, so that everything is repeated."""
+        return all(node.kind in IN_SEQUENCE for node in self.tree.all())
 
     @property
     def is_cut_short(self) -> bool:
         """Return whether the run may be cancelled, by a request or by its deadline."""
-        return self.cancel_after is not None or self.deadline is not None
+        return self.cancel_after is not None or self.deadline is not None or self.cancels_itself
 
     def __str__(self) -> str:
-        shown = ["rounds", "cancel_after", "deadline", "raises", "cleans_up"]
+        shown = ["rounds", "cancel_after", "deadline", "raises", "cleans_up", "cancels_itself"]
         options = [f"{name}={value!r}" for name in shown if (value := getattr(self, name)) not in {None, 0, False}]
         return "\n".join([f"program {self.seed}: {', '.join(options)}", *self.tree.lines()])
 
@@ -146,6 +153,16 @@ def random_program(seed: int, haves: frozenset[Need]) -> Program:
     return program
 
 
+def aimed_program(seed: int, kind: str) -> Program:
+    """Return a program of one construct, alone."""
+    chosen, rng = CONSTRUCTS[kind], random.Random(seed)
+    inside = tuple(Node("step", f"r.0.{number}") for number in range(chosen.inside[0]))
+    tree = Node("seq", "r", (), (Node(kind, "r.0", chosen.args(rng), inside),))
+    return Program(seed, tree, cleans_up=True, cancels_itself=kind == "cancelled_in_step")
+
+
+# Constructs whose I/O comes before or after their calls.
+IN_SEQUENCE: Final = frozenset({"seq", "cancelled_in_step", "limit_after_io"})
 BESIDE_OWN_IO: Final = frozenset({"step", "slow", "seq", "gather", "group", "signal", "sleep", "child", "deep", "cleanup", "thread_step"})
 
 

@@ -123,10 +123,22 @@ class Steps:
 
         async def send_signal(label: str) -> str:
             self._called()
+            await self._take_a_while()
             await send(name, label)
             return f"<{label}>"
 
         return send_signal
+
+    def cancelling(self, cancel: Callable[[], Any]) -> Callable[[str], Any]:
+        """Return a step function that has its run cancelled, and goes on until it is cancelled itself."""
+
+        async def cancel_run(label: str) -> str:
+            self._called()
+            await cancel()
+            await asyncio.sleep(30)
+            return f"<{label}>"
+
+        return cancel_run
 
     async def write_row(self, transaction: Any, label: str) -> str:
         """Write a row in the transaction of the record."""
