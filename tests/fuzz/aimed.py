@@ -47,7 +47,7 @@ async def cancelled_in_step(body: Body, node: Node) -> Any:
     return await body.step(body.steps.cancelling(body.process.cancel_from_step), node.at)
 
 
-@construct("emit_beside_call", args=lambda rng: (rng.choice((1, 1100)),))
+@construct("emit_beside_call", "exact", args=lambda rng: (rng.choice((1, 1100)),))
 async def emit_beside_call(body: Body, node: Node) -> Any:
     """Emit while a call was made that has not started, and cancel the call.
 

@@ -176,10 +176,18 @@ async def start_child(body: Body, node: Node) -> Any:
     return await handle if how in {"await", "cancel"} else how
 
 
-@construct("emit", args=lambda rng: (rng.choice((3, 3, 1500)),))
-async def emit(body: Body, node: Node) -> Any:
-    """Emit items from two branches, now and then so many that the store has to catch up."""
-    count = node.args[0]
+@construct("emit_much", "exact")
+async def emit_much(body: Body, node: Node) -> None:
+    """Emit so many items that the store has to catch up."""
+    await _emit_in_branches(body, node, 1500)
+
+
+@construct("emit")
+async def emit(body: Body, node: Node) -> None:
+    await _emit_in_branches(body, node, 3)
+
+
+async def _emit_in_branches(body: Body, node: Node, count: int) -> None:
 
     async def branch(name: int) -> None:
         for number in range(count):

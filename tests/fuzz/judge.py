@@ -33,7 +33,8 @@ def compared(world: World) -> int:
 
 def _ends(program: Program, world: World) -> Iterator[str]:
     allowed = {"completed"}
-    leaves_child = any(node.kind == "start_child" and node.args[0] == "leave" for node in program.tree.all())
+    # A child that fails and is never awaited fails its parent. What would await it may have been cancelled.
+    leaves_child = any(node.kind == "start_child" for node in program.tree.all())
     allowed |= {"failed"} if program.raises or program.deadline is not None or leaves_child else set()
     allowed |= {"cancelled"} if program.cancel_after is not None or program.cancels_itself else set()
     status = world.ended.get(MAIN, "not ended")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from perdure import Runtime
 from perdure.model.journal import Entry
+from perdure.model.records import RunRow
 from perdure.store import Store
 from tests.fuzz.body import workflows_of
 from tests.fuzz.hosting import Hosting
@@ -138,7 +139,7 @@ class Round:
         journals = {run_id: await self._store.journal(run_id) for run_id in sorted(world.created)}
         inboxes = {run_id: {each.seq for each in await self._store.inbox(run_id)} for run_id in world.created}
         rows = [row for run_id in sorted(world.created) if (row := await self._store.get(run_id)) is not None]
-        outcomes = [f"run {row.id!r} is {row.status}: {(row.outcome or b'')[:400].decode()}" for row in rows]
+        outcomes = [_shown_row(row) for row in rows]
         wrong = stuck or violations(program, world, inboxes)
         await client.close()
         count.rounds += 1
@@ -200,6 +201,13 @@ def _shown_wait(coroutine: Any) -> str:
         chain.append(f"{getattr(coroutine, '__qualname__', repr(coroutine)[:80])}{f':{frame.f_lineno}' if frame else ''}")
         coroutine = getattr(coroutine, "cr_await", None)
     return " > ".join(chain)
+
+
+def _shown_row(row: RunRow) -> str:
+    if row.ended:
+        return f"run {row.id!r} is {row.status}: {(row.outcome or b'')[:400].decode()}"
+    waiting = ", ".join(str(each.by_user) for each in row.waiting_for)
+    return f"run {row.id!r} is {row.status}, wakes at {row.wake_at}, waits for {waiting or 'nothing'}, lease {row.lease_owner}"
 
 
 def _shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
