@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 
 from tests.fuzz.campaign import Settings, run
+from tests.fuzz.killed import run_killed
+from tests.fuzz.programs import Profile
 
 
 def main() -> int:
@@ -13,7 +16,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("first", type=int)
     parser.add_argument("last", type=int, help="the seed after the last one")
-    parser.add_argument("--store", choices=("memory", "sqlite"), default="memory")
+    parser.add_argument("--store", choices=("memory", "sqlite", "postgres"), default="memory")
+    parser.add_argument("--kills", action="store_true", help="in worker processes that are killed, on SQLite or PostgreSQL")
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "debug"), default="asyncio")
     parser.add_argument("--profile", choices=("today", "all"), default="today")
     parser.add_argument("--eager", action="store_true", help="the host's task factory starts tasks at once (3.12 and later)")
@@ -23,6 +27,10 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="print the seeds of bad programs only")
     parser.add_argument("--most", type=int, default=20, help="stop after so many bad programs")
     args = parser.parse_args()
+    if args.kills:
+        return _kill(range(args.first, args.last), args.store, args.profile)
+    if args.store == "postgres":
+        parser.error("--store postgres goes with --kills")
     settings = Settings(
         store=args.store,
         loop=args.loop,
@@ -36,6 +44,22 @@ def main() -> int:
     report = run(range(args.first, args.last), settings)
     print(report)
     return 0 if report.is_clean else 1
+
+
+def _kill(seeds: range, store: str, profile: Profile) -> int:
+    """Run the programs in worker processes that are killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        if store == "postgres":
+            from tests.servers.postgres import shared_server
+
+            dsn = shared_server().dsn
+        else:
+            dsn = f"sqlite:///{folder}/fuzz.db"
+        report = run_killed(seeds, dsn, profile)
+    for failure in report.failures:
+        print(failure)
+    print(report)
+    return 1 if report.failures else 0
 
 
 sys.exit(main())

@@ -112,14 +112,14 @@ def workflows_of(program: Program, process: Process, hosting: Hosting) -> list[W
             except asyncio.CancelledError:
                 if program.cleans_up and showing.is_open and not has_left(ctx):
                     await body.step(body.steps.slow, "clean up")
-                    body.note("cleaned up")
+                    body.note("main", "cleaned up")
                 raise
             except (*EXPECTED, BaseExceptionGroup) as error:
-                body.note("error", error)
+                body.note("main", "error", error)
                 if program.raises:
                     raise Boom("left the tree") from None
             if round_ < program.rounds:
-                body.note("over", round_)
+                body.note("main", "over", round_)
                 await ctx.continue_as(round_ + 1)
         return "done"
 

@@ -18,15 +18,13 @@ from typing import Any, Final, Literal
 
 from perdure import Context, stores
 from perdure.store import Store
-from tests.fuzz import aimed, anyio_scopes, durable, own_io, plain_asyncio
+from tests.fuzz import constructs
 from tests.fuzz.body import IN_BODY
 from tests.fuzz.engine import LOOP_METHODS
 from tests.fuzz.hosting import hosting
 from tests.fuzz.programs import Profile, Program, available, random_program
-from tests.fuzz.trial import Count, Failure, Trial
+from tests.fuzz.trial import Count, Failure, Surroundings, Trial
 
-# These modules register their constructs when they are imported.
-_CONSTRUCTS: Final = (aimed, anyio_scopes, durable, own_io, plain_asyncio)
 # After so many programs everything comes to rest, and what is left behind is looked for.
 BATCH: Final = 100
 
@@ -62,11 +60,11 @@ class Report:
 
     def __str__(self) -> str:
         count = self.count
-        lines = [
+        done = (
             f"Python {sys.version.split()[0]}: {count.programs} programs, {count.rounds} rounds, {count.attempts} attempts, "
-            f"{count.crashes} crashes, {count.drains} unloads, {count.entries} entries, {count.compared} compared, "
-            f"{len(self.failures)} bad, {len(self.left)} leaks, {self.seconds:.1f} s"
-        ]
+            f"{count.crashes} crashes, {count.drains} unloads, {count.entries} entries, {count.compared} compared"
+        )
+        lines = [f"{done}, {len(self.failures)} bad, {len(self.left)} leaks, {self.seconds:.1f} s"]
         lines += [f"seeds that are bad: {' '.join(str(each.program.seed) for each in self.failures)}"] if self.failures else []
         lines += [f"left behind: {each}" for each in self.left]
         lines += [f"noise: {times} x {text}" for text, times in self.noise.most_common(5)]
@@ -100,8 +98,7 @@ async def _campaign(programs: Sequence[Program], settings: Settings) -> Report:
     loop.slow_callback_duration = 3600
     if settings.is_eager and sys.version_info >= (3, 12):
         loop.set_task_factory(asyncio.eager_task_factory)
-    if "anyio" in available(settings.profile, settings.store):
-        anyio_scopes.keep_scopes_in_order()
+    constructs.prepare()
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="perdure-fuzz-"))
     open_store = _opener(settings, folder)
     try:
@@ -109,7 +106,7 @@ async def _campaign(programs: Sequence[Program], settings: Settings) -> Report:
             before = _Leftovers()
             for at in range(0, len(programs), BATCH):
                 batch = programs[at : at + BATCH]
-                await _run_batch(batch, settings, lambda program: Trial(program, open_store, host, report.count, settings.rounds), report)
+                await _run_batch(batch, settings, Surroundings(open_store, host, report.count, settings.rounds), report)
                 report.left += [f"{each}, after seed {batch[-1].seed}" for each in await before.since()]
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -119,9 +116,7 @@ async def _campaign(programs: Sequence[Program], settings: Settings) -> Report:
     return report
 
 
-async def _run_batch(
-    programs: Sequence[Program], settings: Settings, trial_of: Callable[[Program], Trial], report: Report
-) -> None:
+async def _run_batch(programs: Sequence[Program], settings: Settings, surroundings: Surroundings, report: Report) -> None:
     places = asyncio.Semaphore(settings.side_by_side)
 
     async def run_one(program: Program) -> None:
@@ -129,7 +124,7 @@ async def _run_batch(
             if len(report.failures) >= settings.stops_at:
                 return
             try:
-                failure = await trial_of(program).run()
+                failure = await Trial(program, surroundings).run()
             except Exception:
                 failure = Failure(program, [], [f"the fuzzer broke: {traceback.format_exc()}"])
             if failure is not None:

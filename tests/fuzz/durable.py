@@ -135,7 +135,11 @@ async def limit(body: Body, node: Node) -> Any:
         return f"late: {type(error).__name__}"
 
 
-@construct("map", args=lambda rng: (rng.randint(2, 5), rng.choice(("raise", "collect", "enough", "max_failures")), rng.randint(1, 3)))
+def _map_arguments(rng: random.Random) -> tuple[int, str, int]:
+    return rng.randint(2, 5), rng.choice(("raise", "collect", "enough", "max_failures")), rng.randint(1, 3)
+
+
+@construct("map", args=_map_arguments)
 async def map_(body: Body, node: Node) -> Any:
     count, policy, concurrency = node.args
     items = [f"{node.at}[{number}]" for number in range(count)]
@@ -182,7 +186,7 @@ async def emit_much(body: Body, node: Node) -> None:
     await _emit_in_branches(body, node, 1500)
 
 
-@construct("emit")
+@construct("emit", "exact")
 async def emit(body: Body, node: Node) -> None:
     await _emit_in_branches(body, node, 3)
 
@@ -203,7 +207,7 @@ async def emitting_step(body: Body, node: Node) -> Any:
     return await body.step(body.steps.emitting, node.at)
 
 
-@construct("progress")
+@construct("progress", "exact")
 async def progress(body: Body, node: Node) -> Any:
     body.ctx.set_progress({"at": node.at})
 
@@ -214,7 +218,7 @@ async def patched(body: Body, node: Node) -> Any:
     return await body.step(body.steps.quick, f"{node.at} {is_new}")
 
 
-@construct("values")
+@construct("values", "exact")
 async def values(body: Body, node: Node) -> Any:
     """Note the values that a replay has to repeat."""
     return [body.ctx.now().isoformat(), str(body.ctx.uuid4()), body.ctx.random(), str(body.ctx.uuid4(key=node.at))]

@@ -11,5 +11,5 @@ LOOP_METHODS: Final = ("call_soon", "call_soon_threadsafe", "create_task", "call
 
 
 def has_left(ctx: Context[Any]) -> bool:
-    """Return whether the body has left memory or ended, so that ctx calls are refused. What it does after that is not compared."""
+    """Return whether the body has left memory or ended. Then ctx calls are refused, and what the body does is not compared."""
     return bool(ctx._drive.is_closed)

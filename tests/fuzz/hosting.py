@@ -1,4 +1,4 @@
-"""What the host of the bodies has: a client, an echo server, a database, a lock, a queue, a cache. Bodies of a campaign share them."""
+"""What the host has, and the bodies of a campaign share: an echo server, a database, a lock, a queue."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import contextvars
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
-
-from perdure import Context
 
 
 @dataclass
@@ -72,6 +70,3 @@ async def hosting() -> AsyncIterator[Hosting]:
         if database is not None:
             await database.close()
         server.close()
-
-
-__all__ = ["Context", "Hosting", "hosting"]

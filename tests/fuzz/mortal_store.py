@@ -101,9 +101,7 @@ class MortalStore(CountedStore):
                 world.tell("started_over", lease.run_id)
                 process.leave(lease)
             case "release":
-                process.leave(lease)
-                if (problem := options.get("problem")) is not None and not process.is_dead:
-                    world.tell("wrong", f"run {lease.run_id!r} has a problem: {problem}")
+                process.release(lease, options.get("problem"))
 
     @contextlib.asynccontextmanager
     async def _transaction(self, lease: Lease, enter: Any) -> AsyncIterator[Any]:

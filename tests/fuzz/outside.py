@@ -5,27 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from perdure import Runtime
 from perdure.errors import ApprovalDecided, ApprovalExpired, ApprovalNotFound, RunFinished, RunNotFound
 from tests.fuzz.process import MAIN
 from tests.fuzz.programs import Program
-from tests.fuzz.world import World
 
-_LONGEST_PAUSE: Final = 0.006
 _GONE: Final = (RunFinished, RunNotFound, ApprovalDecided, ApprovalExpired, ApprovalNotFound)
 
 
 class Outside:
     """Senders, deciders, and an operator, for the runs of a world."""
 
-    def __init__(self, client: Runtime, world: World, program: Program, rng: random.Random) -> None:
+    def __init__(
+        self,
+        client: Runtime,
+        program: Program,
+        rng: random.Random,
+        unfinished: Callable[[], Awaitable[list[str]]],
+        longest_pause: float = 0.006,
+    ) -> None:
         self._client = client
-        self._world = world
         self._program = program
         self._rng = rng
+        self._unfinished = unfinished
+        self._longest_pause = longest_pause
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -44,17 +50,14 @@ class Outside:
             if isinstance(end, Exception):
                 raise end
 
-    def _runs(self) -> list[str]:
-        return sorted(self._world.created - self._world.ended.keys())
-
     async def _pause(self) -> None:
-        await asyncio.sleep(self._rng.random() * _LONGEST_PAUSE)
+        await asyncio.sleep(self._rng.random() * self._longest_pause)
 
     async def _send(self, sender: str) -> None:
         number = 0
         while True:
             await self._pause()
-            for run_id in self._runs():
+            for run_id in await self._unfinished():
                 number += 1
                 with contextlib.suppress(*_GONE):
                     await self._client.signal(run_id, self._rng.choice("abc"), f"{sender}{number}")

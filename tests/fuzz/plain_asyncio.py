@@ -139,7 +139,11 @@ async def deep(body: Body, node: Node) -> Any:
     await _at_depths(body, node, node.args[1:], node.args[0])
 
 
-@construct("very_deep", "exact", args=lambda rng: (rng.choice(("gather", "shield", "mixed")), rng.randint(5, 30), rng.randint(0, 30), 3))
+def _very_deep_arguments(rng: random.Random) -> tuple[str, int, int, int]:
+    return rng.choice(("gather", "shield", "mixed")), rng.randint(5, 30), rng.randint(0, 30), SHALLOW
+
+
+@construct("very_deep", "exact", args=_very_deep_arguments)
 async def very_deep(body: Body, node: Node) -> Any:
     await _at_depths(body, node, node.args[1:], node.args[0])
 
@@ -263,6 +267,7 @@ async def generator(body: Body, node: Node) -> Any:
     try:
         async for value in found:
             return value
+        return None
     finally:
         await found.aclose()  # type: ignore[attr-defined]  # it is a generator
 
@@ -282,9 +287,10 @@ async def dropped_generator(body: Body, node: Node) -> Any:
 
     async for value in values():
         return value
+    return None
 
 
-@construct("turns", args=lambda rng: (rng.randint(1, 5),))
+@construct("turns", "exact", args=lambda rng: (rng.randint(1, 5),))
 async def turns(body: Body, node: Node) -> Any:
     for _ in range(node.args[0]):
         await asyncio.sleep(0)
@@ -366,6 +372,7 @@ async def key_in_limits(body: Body, node: Node) -> Any:
                 return await body.step(body.steps.unwind, node.at)
         except TimeoutError:
             body.note(node.at, "again", number)
+    return None
 
 
 @construct("eager", "3.12", inside=(2, 3))

@@ -79,16 +79,18 @@ class Showing:
 class Process:
     """A process that drives the runs of a world. Once it is dead, nothing that it does counts."""
 
-    def __init__(self, number: int, store: Any, world: World, end: End | None) -> None:
+    def __init__(self, number: int, store: Any, world: World, end: End | None, place: str = "") -> None:
+        # What tells the rows of this trial's world apart.
+        self.place = place
         self.name = f"{id(world):x}-{number}"
         self.world = world
         self.end = end
         self.is_dead = False
         self.over = asyncio.Event()
         self.store = MortalStore(store, self)
-        # What bodies call: the workflow of children, and what sends a signal to the run of a step.
-        self.child: Workflow[Any, Any] | None = None
-        self.client: Runtime | None = None
+        # What bodies call: the workflow of children, and a client that their steps use.
+        self.child: Workflow[[str], str]
+        self.client: Runtime
         self._sent = 0
         self._leases: dict[str, Lease] = {}
         self._showing: dict[str, Showing] = {}
@@ -135,23 +137,26 @@ class Process:
             if lease.run_id in self._showing:
                 self._showing.pop(lease.run_id).close()
 
+    def release(self, lease: Lease, problem: str | None) -> None:
+        """Note that the run is given up. Only one that cannot go on has a problem, and none may be like that."""
+        self.leave(lease)
+        if problem is not None and not self.is_dead:
+            self.world.tell("wrong", f"run {lease.run_id!r} has a problem: {problem}")
+
     async def send_from_step(self, name: str, text: str) -> None:
         """Send a signal to the run of this step, once however often the step is called."""
         step = current_step()
-        assert self.client is not None
         with contextlib.suppress(RunFinished):
             await self.client.signal(step.run_id, name, f"step {text}", dedupe=step.idempotency_key)
 
     async def send_before_reply(self, run_id: str) -> None:
         """Send a signal while the reply to a record is under way."""
         self._sent += 1
-        if self.client is not None:
-            with contextlib.suppress(RunFinished):
-                await self.client.signal(run_id, "ab"[self._sent % 2], f"during {self.name} {self._sent}")
+        with contextlib.suppress(RunFinished):
+            await self.client.signal(run_id, "ab"[self._sent % 2], f"during {self.name} {self._sent}")
 
     async def cancel_from_step(self) -> None:
         """Cancel the run of this step."""
-        assert self.client is not None
         await self.client.cancel(current_step().run_id)
 
     async def live(self, runtime: Runtime, start: Any) -> None:

@@ -141,8 +141,10 @@ class Steps:
         return cancel_run
 
     async def write_row(self, transaction: Any, label: str) -> str:
-        """Write a row in the transaction of the record."""
+        """Write a row in the transaction of the record. A second one of this step is refused by the database."""
         self._called()
-        await transaction.execute("INSERT INTO fuzz_rows (label) VALUES (?)", [label])
+        await transaction.execute("CREATE TABLE IF NOT EXISTS fuzz_rows (name TEXT PRIMARY KEY)")
+        name = f"{self._process.place} {current_step().idempotency_key}"
+        await transaction.execute("INSERT INTO fuzz_rows (name) VALUES (?)", [name])
         await asyncio.sleep(self._rng.choice((0, 0.001)))
         return f"<{label}>"

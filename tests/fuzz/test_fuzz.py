@@ -15,7 +15,15 @@ from tests.fuzz.world import World
 
 # What today's engine repeats. The new one repeats everything: then this is "all".
 PROFILE: Final[Profile] = "today"
-AIMED: Final = ("one_at_a_time", "cancelled_in_step", "emit_beside_call", "short_scopes", "spinning", "limit_after_io", "child_given_up")
+AIMED: Final = (
+    "one_at_a_time",
+    "cancelled_in_step",
+    "emit_beside_call",
+    "short_scopes",
+    "spinning",
+    "limit_after_io",
+    "child_given_up",
+)
 # The seeds of a thorough campaign, and how many go into one test.
 THOROUGH: Final = 100_000
 TOGETHER: Final = 1_000
@@ -38,7 +46,7 @@ def test_so_it_does_wherever_the_process_is_lost() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in AIMED if CONSTRUCTS[kind].needs <= available(PROFILE, "memory") | {"own"}])
 def test_so_does_a_program_that_is_aimed_at_one_rule(kind: str) -> None:
-    programs = [aimed_program(seed, kind) for seed in range(40 if IS_FULL else 4)]
+    programs = [aimed_program(seed, kind, available(PROFILE, "memory")) for seed in range(40 if IS_FULL else 4)]
     report = try_programs(programs, Settings(profile=PROFILE))
     assert report.is_clean, str(report)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,22 +57,27 @@ class Failure:
 
 
 @dataclass
-class Trial:
-    """A program, where its runs are stored, and how thoroughly it is tried."""
+class Surroundings:
+    """What the programs of a campaign share: where runs are stored, what serves bodies, and how thoroughly each is tried."""
 
-    program: Program
     open_store: Callable[[str], Store]
     hosting: Hosting
     count: Count
     # In how many rounds the processes are lost, after the first in which only the last write is; at every length if None.
     rounds: int | None = 2
 
-    def __post_init__(self) -> None:
-        self._rng = random.Random(self.program.seed + 1)
+
+class Trial:
+    """A program, run in rounds in which processes end at different places."""
+
+    def __init__(self, program: Program, surroundings: Surroundings) -> None:
+        self.program = program
+        self.surroundings = surroundings
+        self._rng = random.Random(program.seed + 1)
 
     async def run(self) -> Failure | None:
         """Run the program, round after round, and return what was wrong."""
-        self.count.programs += 1
+        self.surroundings.count.programs += 1
         plans: list[list[End]] = [[End("finish", is_after=False)]]
         number = 0
         while plans:
@@ -88,10 +92,10 @@ class Trial:
 
     def _plans(self, length: int) -> list[list[End]]:
         """Return how the processes of the other rounds end."""
-        rng = self._rng
-        if self.rounds is None and length <= SMALL:
+        rng, rounds = self._rng, self.surroundings.rounds
+        if rounds is None and length <= SMALL:
             return [[End("length", at, rng.random() < 0.5), End("finish")] for at in range(1, length + 1)]
-        return [self._random_plan(length) for _ in range(2 if self.rounds is None else self.rounds)]
+        return [self._random_plan(length) for _ in range(2 if rounds is None else rounds)]
 
     def _random_plan(self, length: int) -> list[End]:
         rng = self._rng
@@ -116,17 +120,17 @@ class Round:
         self._trial = trial
         self._plan = plan
         self._rng = random.Random(f"{trial.program.seed} {number}")
-        self._store = trial.open_store(f"{trial.program.seed}-{number}")
+        self._store = trial.surroundings.open_store(f"{trial.program.seed}-{number}")
         self._world = World(self._rng)
         self._lives = 0
 
     async def run(self) -> tuple[int, Failure | None]:
         """Return how long the main run's journal became, and what was wrong."""
-        program, world, count = self._trial.program, self._world, self._trial.count
+        program, world, count = self._trial.program, self._world, self._trial.surroundings.count
         client = Runtime(ClientStore(self._store, world), concurrency=0)
         stuck: list[str] = []
         try:
-            async with Outside(client, world, program, self._rng).at_work():
+            async with Outside(client, program, self._rng, self._unfinished).at_work():
                 for end in (*self._plan, None):
                     process = Process(self._lives, self._store, world, end)
                     self._lives += 1
@@ -139,7 +143,7 @@ class Round:
         journals = {run_id: await self._store.journal(run_id) for run_id in sorted(world.created)}
         inboxes = {run_id: {each.seq for each in await self._store.inbox(run_id)} for run_id in world.created}
         rows = [row for run_id in sorted(world.created) if (row := await self._store.get(run_id)) is not None]
-        outcomes = [_shown_row(row) for row in rows]
+        outcomes = [shown_row(row) for row in rows]
         wrong = stuck or violations(program, world, inboxes)
         await client.close()
         count.rounds += 1
@@ -149,11 +153,14 @@ class Round:
         await self._store.close()
         if not wrong:
             return world.lengths.get(MAIN, 0), None
-        return 0, Failure(program, self._plan, wrong, self._traces(), [*outcomes, *_shown_journals(journals)])
+        return 0, Failure(program, self._plan, wrong, shown_traces(world), [*outcomes, *shown_journals(journals)])
+
+    async def _unfinished(self) -> list[str]:
+        return sorted(self._world.created - self._world.ended.keys())
 
     async def _live(self, process: Process, client: Runtime) -> None:
         program, rng = self._trial.program, self._rng
-        workflows = workflows_of(program, process, self._trial.hosting)
+        workflows = workflows_of(program, process, self._trial.surroundings.hosting)
         process.child, process.client = workflows[1], client
         # What a body awaits by itself may be over late: it has a second then, as by default.
         grace = 1.0 if program.has_own_io else rng.choice((0.0, 0.0, 0.01, 1.0))
@@ -166,8 +173,8 @@ class Round:
 
         await process.live(runtime, start)
         kind = None if process.end is None or not process.over.is_set() else process.end.kind
-        self._trial.count.drains += kind == "drain"
-        self._trial.count.crashes += kind not in {None, "drain"}
+        self._trial.surroundings.count.drains += kind == "drain"
+        self._trial.surroundings.count.crashes += kind not in {None, "drain"}
 
     def _explain_stuck(self) -> str:
         world = self._world
@@ -180,14 +187,6 @@ class Round:
             if (coroutine := task.get_coro()) is not None and "fuzz" in repr(coroutine):
                 lines.append(f"task {_shown_wait(coroutine)}")
         return "\n  ".join(lines)
-
-    def _traces(self) -> list[str]:
-        lines: list[str] = []
-        for (run_id, round_), attempts in self._world.attempts.items():
-            for attempt in attempts:
-                lines.append(f"trace of run {run_id!r}, round {round_}, {attempt}:")
-                lines += [f"    {number:3} {each}" for number, each in enumerate(attempt.trace)]
-        return lines
 
 
 _CACHE: Final[dict[str, str]] = {}
@@ -203,14 +202,24 @@ def _shown_wait(coroutine: Any) -> str:
     return " > ".join(chain)
 
 
-def _shown_row(row: RunRow) -> str:
+def shown_traces(world: World) -> list[str]:
+    """Return the traces of every attempt as lines of text."""
+    lines: list[str] = []
+    for (run_id, round_), attempts in world.attempts.items():
+        for attempt in attempts:
+            lines.append(f"trace of run {run_id!r}, round {round_}, {attempt}:")
+            lines += [f"    {number:3} {each}" for number, each in enumerate(attempt.trace)]
+    return lines
+
+
+def shown_row(row: RunRow) -> str:
     if row.ended:
         return f"run {row.id!r} is {row.status}: {(row.outcome or b'')[:400].decode()}"
     waiting = ", ".join(str(each.by_user) for each in row.waiting_for)
     return f"run {row.id!r} is {row.status}, wakes at {row.wake_at}, waits for {waiting or 'nothing'}, lease {row.lease_owner}"
 
 
-def _shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
+def shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
     lines: list[str] = []
     for run_id, entries in journals.items():
         lines.append(f"journal of run {run_id!r}:")
@@ -219,6 +228,3 @@ def _shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
             for each in entries
         ]
     return lines
-
-
-__all__ = ["Count", "Failure", "Trial", "gc"]

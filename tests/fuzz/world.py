@@ -56,6 +56,8 @@ class World:
     # The keys of results that the store has accepted, by run, and the highest seq of each run's journal.
     recorded: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     lengths: dict[str, int] = field(default_factory=dict)
+    # How often each run has started over.
+    rounds: Counter[str] = field(default_factory=Counter)
     # Keys of steps and children by their first open entries, in that order.
     begun: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     # Signals by run and inbox seq, with name and text; and the seqs that were consumed, in that order.
@@ -102,6 +104,7 @@ class World:
 
     def on_started_over(self, run_id: str) -> None:
         """Forget the journal, and that what was done can be undone."""
+        self.rounds[run_id] += 1
         self.recorded[run_id].clear()
         self.begun[run_id].clear()
         self.lengths[run_id] = 0
