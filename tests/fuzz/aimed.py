@@ -23,11 +23,13 @@ async def one_at_a_time(body: Body, node: Node) -> Any:
     for number in range(4):
         step = asyncio.create_task(body.step(body.steps.slow, f"{node.at} step {number}"))
         signals = [asyncio.create_task(_signal(body, f"{node.at} signal {number} {name}", name)) for name in "aab"]
-        done, _ = await asyncio.wait([step, *signals], return_when=asyncio.FIRST_COMPLETED)
-        body.note(node.at, "first", step in done, [signal in done for signal in signals])
-        for task in signals:
-            task.cancel()
-        await asyncio.gather(step, *signals, return_exceptions=True)
+        try:
+            done, _ = await asyncio.wait([step, *signals], return_when=asyncio.FIRST_COMPLETED)
+            body.note(node.at, "first", step in done, [signal in done for signal in signals])
+        finally:
+            for task in signals:
+                task.cancel()
+            await asyncio.gather(step, *signals, return_exceptions=True)
 
 
 async def _signal(body: Body, key: str, name: str) -> Any:

@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
-from tests.fuzz.body import EXPECTED, Body, shown
+from tests.fuzz.body import EXPECTED, Body, is_being_cancelled, shown
 from tests.fuzz.programs import Node, construct
 
 SHALLOW: Final = 3
@@ -182,7 +182,7 @@ async def queue(body: Body, node: Node) -> Any:
         except (*EXPECTED, ExceptionGroup) as error:
             value = error
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             value = "cancelled elsewhere"
         await line.put(shown(value))
@@ -198,12 +198,6 @@ async def queue(body: Body, node: Node) -> Any:
             while not line.empty():
                 line.get_nowait()
             _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _is_being_cancelled() -> bool:
-    """Return whether the task itself was cancelled. Otherwise a CancelledError comes from what it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @construct("event", inside=(2, 3))
@@ -235,7 +229,7 @@ async def condition(body: Body, node: Node) -> Any:
         except (*EXPECTED, ExceptionGroup):
             pass
         except asyncio.CancelledError:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
         async with changed:
             ended += 1
