@@ -6,9 +6,9 @@ import argparse
 import sys
 import tempfile
 
-from tests.fuzz.campaign import Settings, run
+from tests.fuzz.campaign import Settings, try_programs
 from tests.fuzz.killed import run_killed
-from tests.fuzz.programs import Profile
+from tests.fuzz.programs import Profile, aimed_program, available, random_program
 
 
 def main() -> int:
@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="how often each program is disturbed at random places")
     parser.add_argument("--every-length", action="store_true", help="lose processes at every length of a small journal")
     parser.add_argument("--quiet", action="store_true", help="print the seeds of bad programs only")
+    parser.add_argument("--only", metavar="KIND", help="programs of this construct alone")
     parser.add_argument("--most", type=int, default=20, help="stop after so many bad programs")
     args = parser.parse_args()
     if args.kills:
@@ -41,7 +42,9 @@ def main() -> int:
         shows_failures=not args.quiet,
         stops_at=args.most,
     )
-    report = run(range(args.first, args.last), settings)
+    seeds, haves = range(args.first, args.last), available(args.profile, args.store)
+    programs = [aimed_program(seed, args.only, haves) if args.only else random_program(seed, haves) for seed in seeds]
+    report = try_programs(programs, settings)
     print(report)
     return 0 if report.is_clean else 1
 

@@ -29,12 +29,16 @@ class Steps:
         self._world: World = process.world
         self._rng: random.Random = process.world.rng
 
-    def _called(self, *, at_most_once: bool = False, is_compensated: bool = False) -> None:
-        """Note that the function of this step is called. A process that is dead calls nothing."""
+    def _called(self, label: str, *, at_most_once: bool = False, is_compensated: bool = False) -> str:
+        """Note that the function of this step is called, and return a value that no other call of it has.
+
+        A result that a body sees before it is acknowledged is another one after a crash. A process that is dead calls nothing.
+        """
         if self._process.is_dead:
-            return
+            return "the process is dead"
         step = current_step()
         self._world.tell("called", step.idempotency_key, step.run_id, step.key, at_most_once, is_compensated)
+        return f"<{label} #{self._world.effects[step.idempotency_key].calls}>"
 
     async def _take_a_while(self) -> None:
         for _ in range(self._rng.choice((0, 0, 1, 3))):
@@ -42,76 +46,75 @@ class Steps:
         await asyncio.sleep(self._rng.random() * _LONGEST)
 
     async def quick(self, label: str) -> str:
-        self._called()
-        return f"<{label}>"
+        return self._called(label)
 
     async def slow(self, label: str) -> str:
-        self._called()
+        value = self._called(label)
         await self._take_a_while()
-        return f"<{label}>"
+        return value
 
     def in_thread(self, label: str) -> str:
-        self._called()
+        value = self._called(label)
         time.sleep(self._rng.random() * 0.002)
-        return f"<{label}>"
+        return value
 
     async def fail(self, label: str) -> str:
-        self._called()
+        value = self._called(label)
         await self._take_a_while()
-        raise Boom(label)
+        raise Boom(value)
 
     async def fail_at_first(self, label: str) -> str:
-        self._called()
+        value = self._called(label)
         await asyncio.sleep(0)
         if current_step().attempt < 3:
-            raise Boom(label)
-        return f"<{label}>"
+            raise Boom(value)
+        return value
 
     async def hang(self, label: str) -> str:
         """Run until it is cancelled, or for far longer than any limit in a program."""
-        self._called()
+        value = self._called(label)
         await asyncio.sleep(0.1)
-        return f"<{label}>"
+        return value
 
     async def once(self, label: str) -> str:
-        self._called(at_most_once=True)
+        value = self._called(label, at_most_once=True)
         await self._take_a_while()
-        return f"<{label}>"
+        return value
 
     async def compensated(self, label: str) -> str:
-        self._called(is_compensated=True)
+        value = self._called(label, is_compensated=True)
         await self._take_a_while()
-        return f"<{label}>"
+        return value
 
     async def unwind(self, label: str) -> str:
         """Take a while to end when it is cancelled."""
-        self._called()
+        value = self._called(label)
         try:
             await self._take_a_while()
         except asyncio.CancelledError:
             await asyncio.sleep(self._rng.choice((0, 0.002)))
             raise
-        return f"<{label}>"
+        return value
 
     async def stubborn(self, label: str) -> str:
         """Return although it is cancelled."""
-        self._called()
+        value = self._called(label)
         try:
             await self._take_a_while()
         except asyncio.CancelledError:
             await asyncio.sleep(self._rng.choice((0, 0.001)))
-        return f"<{label}>"
+        return value
 
     async def emitting(self, label: str) -> str:
-        self._called()
+        value = self._called(label)
         for number in range(3):
             await current_step().emit("steps", f"{label}:{number}")
             await asyncio.sleep(0)
-        return f"<{label}>"
+        return value
 
     async def undo(self, result: Any) -> None:
         """Undo a step that had this result."""
-        self._called()
+        self._called("undo")
         if not self._process.is_dead:
             undoes = current_step().undoes
             assert undoes is not None
@@ -122,10 +125,10 @@ class Steps:
         """Return a step function that sends a signal."""
 
         async def send_signal(label: str) -> str:
-            self._called()
+            value = self._called(label)
             await self._take_a_while()
             await send(name, label)
-            return f"<{label}>"
+            return value
 
         return send_signal
 
@@ -133,18 +136,18 @@ class Steps:
         """Return a step function that has its run cancelled, and goes on until it is cancelled itself."""
 
         async def cancel_run(label: str) -> str:
-            self._called()
+            value = self._called(label)
             await cancel()
             await asyncio.sleep(30)
-            return f"<{label}>"
+            return value
 
         return cancel_run
 
     async def write_row(self, transaction: Any, label: str) -> str:
         """Write a row in the transaction of the record. A second one of this step is refused by the database."""
-        self._called()
+        value = self._called(label)
         await transaction.execute("CREATE TABLE IF NOT EXISTS fuzz_rows (name TEXT PRIMARY KEY)")
         name = f"{self._process.place} {current_step().idempotency_key}"
         await transaction.execute("INSERT INTO fuzz_rows (name) VALUES (?)", [name])
         await asyncio.sleep(self._rng.choice((0, 0.001)))
-        return f"<{label}>"
+        return value
