@@ -139,7 +139,7 @@ def _opener(settings: Settings, folder: Path) -> Callable[[str], Store]:
     def open_store(name: str) -> Store:
         if settings.store == "memory":
             return stores.memory()
-        return stores.sqlite(folder / f"{name}.db", synchronous="normal")
+        return stores.sqlite(folder / "fuzz.db", prefix=name, synchronous="normal")
 
     return open_store
 

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from perdure import Runtime
-from perdure.errors import ApprovalDecided, ApprovalExpired, ApprovalNotFound, RunFinished, RunNotFound
+from perdure.errors import ApprovalDecided, ApprovalExpired, ApprovalNotFound, PersistenceError, RunFinished, RunNotFound
 from tests.fuzz.process import MAIN
 from tests.fuzz.programs import Program
 
-_GONE: Final = (RunFinished, RunNotFound, ApprovalDecided, ApprovalExpired, ApprovalNotFound)
+_GONE: Final = (RunFinished, RunNotFound)
+# Decided, expired, cancelled, or the run has started over since.
+_TOO_LATE: Final = (*_GONE, ApprovalDecided, ApprovalExpired, ApprovalNotFound, PersistenceError)
 
 
 class Outside:
@@ -45,10 +47,9 @@ class Outside:
         finally:
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+            for end in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(end, Exception):
+                    raise end
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._rng.random() * self._longest_pause)
@@ -66,7 +67,7 @@ class Outside:
         while True:
             await self._pause()
             for pending in await self._client.approvals():
-                with contextlib.suppress(*_GONE):
+                with contextlib.suppress(*_TOO_LATE):
                     if self._rng.random() < 0.5:
                         await self._client.approve(pending.run_id, pending.name, by="ada", key=pending.key)
                     else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,6 +66,8 @@ class Surroundings:
     count: Count
     # In how many rounds the processes are lost, after the first in which only the last write is; at every length if None.
     rounds: int | None = 2
+    # Numbers that make names of places in a store unique.
+    places: Iterator[int] = field(default_factory=itertools.count)
 
 
 class Trial:
@@ -120,7 +123,8 @@ class Round:
         self._trial = trial
         self._plan = plan
         self._rng = random.Random(f"{trial.program.seed} {number}")
-        self._store = trial.surroundings.open_store(f"{trial.program.seed}-{number}")
+        self._place = f"{trial.program.seed}-{number}-{next(trial.surroundings.places)}"
+        self._store = trial.surroundings.open_store(self._place)
         self._world = World(self._rng)
         self._lives = 0
 
@@ -132,7 +136,7 @@ class Round:
         try:
             async with Outside(client, program, self._rng, self._unfinished).at_work():
                 for end in (*self._plan, None):
-                    process = Process(self._lives, self._store, world, end)
+                    process = Process(self._lives, self._store, world, end, self._place)
                     self._lives += 1
                     await self._live(process, client)
                     await process.bury(self._store)
