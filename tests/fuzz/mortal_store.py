@@ -155,6 +155,10 @@ class ClientStore(CountedStore):
         self._world = world
 
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
+        # A step that sends a signal may be cancelled meanwhile, and the signal is accepted all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._signal(run_id, name, payload, options)))
+
+    async def _signal(self, run_id: str, name: str, payload: bytes, options: dict[str, Any]) -> int:
         seq: int = await self.inner.signal(run_id, name, payload, **options)
         if not name.startswith("perdure:"):
             self._world.tell("sent", run_id, seq, name, payload.decode().strip('"'))
