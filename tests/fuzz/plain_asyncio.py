@@ -369,7 +369,7 @@ async def key_in_limits(body: Body, node: Node) -> Any:
     return None
 
 
-@construct("eager", "3.12", inside=(2, 3))
+@construct("eager", "3.12", "exact", inside=(2, 3))
 async def eager(body: Body, node: Node) -> Any:
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"eager_start": True}

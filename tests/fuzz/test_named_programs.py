@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, turns
 
 TODAY = "today's engine; goes with the new one"
 DEPTH = 8
@@ -88,3 +89,28 @@ async def test_a_step_that_asyncio_timeout_has_cut_off_is_not_called_again() -> 
         outcome = await runtime.resume("run")
     await runtime.close()
     assert outcome == Ok(1)
+
+
+@pytest.mark.xfail(strict=True, reason="today's recorder wakes a transaction that was cancelled in its queue", raises=TimeoutError)
+async def test_transactions_that_are_cancelled_together_do_not_keep_the_run_from_going_on(tmp_path: Path) -> None:
+    errors: list[Exception] = []
+
+    async def write(transaction: Any) -> None:
+        await asyncio.sleep(PATIENCE)
+
+    async def flow(ctx: Context[Any]) -> str:
+        tasks = [asyncio.create_task(ctx.transaction("write", write, key=f"write {number}")) for number in range(2)]
+        await turns()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        errors.extend(error for task in tasks if not task.cancelled() and isinstance(error := task.exception(), Exception))
+        return await ctx.step("go on", str.upper, "went on")
+
+    workflow = Workflow("flow", flow)
+    store = stores.sqlite(tmp_path / "fuzz.db")
+    async with asyncio.timeout(5):
+        outcome = await Runtime(store, [workflow], concurrency=0).run(workflow, id="run")
+    await store.close()
+    assert not errors
+    assert outcome == Ok("WENT ON")

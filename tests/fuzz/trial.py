@@ -228,7 +228,7 @@ def shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
     for run_id, entries in journals.items():
         lines.append(f"journal of run {run_id!r}:")
         lines += [
-            f"    {each.seq:3} {each.phase:6} {each.kind:8} {each.key} {'' if each.ok else 'failed '}{each.payload[:60]!r}"
+            f"    {each.seq:3} {each.phase:6} {each.kind:8} {each.key} {'' if each.ok else 'failed '}{each.payload[:1500 if not each.ok else 60]!r}"
             for each in entries
         ]
     return lines
