@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("last", type=int, help="the seed after the last one")
     parser.add_argument("--store", choices=("memory", "sqlite", "postgres"), default="memory")
     parser.add_argument("--kills", action="store_true", help="in worker processes that are killed, on SQLite or PostgreSQL")
+    parser.add_argument("--dsn", help="the place for --kills, if it is not one of its own")
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "debug"), default="asyncio")
     parser.add_argument("--profile", choices=("today", "all"), default="today")
     parser.add_argument("--eager", action="store_true", help="the host's task factory starts tasks at once (3.12 and later)")
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=20, help="stop after so many bad programs")
     args = parser.parse_args()
     if args.kills:
-        return _kill(range(args.first, args.last), args.store, args.profile)
+        return _kill(range(args.first, args.last), args.dsn, args.store, args.profile)
     if args.store == "postgres":
         parser.error("--store postgres goes with --kills")
     settings = Settings(
@@ -49,10 +50,12 @@ def main() -> int:
     return 0 if report.is_clean else 1
 
 
-def _kill(seeds: range, store: str, profile: Profile) -> int:
+def _kill(seeds: range, dsn: str | None, store: str, profile: Profile) -> int:
     """Run the programs in worker processes that are killed."""
     with tempfile.TemporaryDirectory() as folder:
-        if store == "postgres":
+        if dsn is not None:
+            pass
+        elif store == "postgres":
             from tests.servers.postgres import shared_server
 
             dsn = shared_server().dsn

@@ -91,7 +91,9 @@ async def test_a_step_that_asyncio_timeout_has_cut_off_is_not_called_again() -> 
     assert outcome == Ok(1)
 
 
-@pytest.mark.xfail(strict=True, reason="today's recorder wakes a transaction that was cancelled in its queue", raises=TimeoutError)
+@pytest.mark.xfail(
+    strict=True, reason="today's recorder wakes a transaction that was cancelled in its queue", raises=TimeoutError
+)
 async def test_transactions_that_are_cancelled_together_do_not_keep_the_run_from_going_on(tmp_path: Path) -> None:
     errors: list[Exception] = []
 

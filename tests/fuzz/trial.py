@@ -224,11 +224,11 @@ def shown_row(row: RunRow) -> str:
 
 
 def shown_journals(journals: dict[str, list[Entry]]) -> list[str]:
+    """Return journals as lines of text; of errors, the whole record."""
     lines: list[str] = []
     for run_id, entries in journals.items():
         lines.append(f"journal of run {run_id!r}:")
-        lines += [
-            f"    {each.seq:3} {each.phase:6} {each.kind:8} {each.key} {'' if each.ok else 'failed '}{each.payload[:1500 if not each.ok else 60]!r}"
-            for each in entries
-        ]
+        for each in entries:
+            payload = each.payload[:60] if each.ok else each.payload
+            lines.append(f"    {each.seq:3} {each.phase:6} {each.kind:8} {each.key} {'' if each.ok else 'failed '}{payload!r}")
     return lines
