@@ -141,7 +141,8 @@ class _Fleet:
         journals = {row.id: await store.journal(row.id) for row in rows}
         inboxes = {row.id: {each.seq for each in await store.inbox(row.id)} for row in rows}
         _complete_consumed(world, inboxes)
-        wrong = violations(program, world, inboxes)
+        # Stores are slow here, so it shows more often that today's engine does not wait for them after a cancellation.
+        wrong = violations(program, world, inboxes, in_order=program.is_exact)
         if output and not world.has_ended:
             wrong.insert(0, f"the worker process failed: {output[-3000:]}")
         report.programs += 1
