@@ -67,7 +67,7 @@ class DurableTimers:
         drive = self._get()
         unarmed, drive.body.unarmed = drive.body.unarmed, []
         for timer in unarmed:
-            if not timer.cancelled():
+            if drive.body.timers.get(timer.name) is timer:  # neither cancelled nor fired
                 # The body's time stands still while it does something of its own, which its time limits do not count.
                 late = 0 if self.delivered_at is None else max(0, drive.clock.now() - self.delivered_at)
                 timer.fires_at = min(self._fires_at.get(timer.name, timer.at + late), MAX_INSTANT)

@@ -357,11 +357,9 @@ class BodyQueue(TaskCreator):
 
     def note_foreign(self, task: object) -> None:
         """A task takes its first turn in the body that the body has made without the loop."""
-        if (
-            isinstance(task, asyncio.Task)
-            and not isinstance(task, BodyTask)
-            and all(known() is not task for known in self._foreign)
-        ):
+        if not isinstance(task, asyncio.Task) or isinstance(task, BodyTask):
+            return
+        if all(known() is not task for known in self._foreign):
             self._foreign.append(weakref.ref(task))
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
@@ -547,7 +545,7 @@ def _replacements(  # noqa: C901 - six small functions
             handle = body._new_handle((copy() if context is None else context, callback, args))  # noqa: SLF001
             body.ready.append(handle)
             if type(callback) is step:
-                body.note_foreign(owner_of(callback))
+                body.note_foreign(getattr(callback, "__self__", None))
             if body.is_idle:
                 body.schedule()
             return handle

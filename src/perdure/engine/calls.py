@@ -292,8 +292,7 @@ class Calls:
 
     def _drop(self, call: Call) -> None:
         """The call was cut off. Nothing is recorded of that."""
-        if self.is_asked(call):
-            del self.cursor.asked[call.key]
+        self.cursor.withdraw(call)
         call.dropped()
 
     def give_unrecorded(self, call: Call, error: BaseException) -> None:

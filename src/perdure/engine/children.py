@@ -251,7 +251,12 @@ class CalledChild(Call):
         if not cancelling.cancelled() and isinstance(error := cancelling.exception(), PerdureError):
             drive.fail(error)
 
+    def deliver(self, entry: Entry) -> None:
+        self.started.note_created()
+        super().deliver(entry)
+
     def dropped(self) -> None:
+        self.started.note_created()
         if self._task is not None:
             self._drive.body.on_host(self._task.cancel)
 
@@ -300,7 +305,6 @@ class CalledChild(Call):
 
     def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
         self.started.is_over = True
-        self.started.note_created()
         compare_arguments(self._drive, self.key, entry, self._args_hash)
         return load_result(self._drive, self.key, self.child.plan, entry)
 
@@ -443,6 +447,7 @@ async def wait_for_row(drive: Drive, working: object, child: StartedChild) -> Si
 
     def receive(signal: Signal | None) -> None:
         drive.children.arrived_at = drive.clock.now()
+        drive.at_work.add(working)  # now: the run must not leave memory before this goes on
         if not arrived.done() and signal is not None:
             arrived.set_result(signal)
 

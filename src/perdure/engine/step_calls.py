@@ -612,7 +612,13 @@ class Attempts(msgspec.Struct):
         """Pause; unless a thread of ours still runs, the run may leave memory meanwhile."""
         drive = self._drive
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        wait = Wait(seq, at, lambda _: None if over.done() else over.set_result(None), is_immediate=True)
+
+        def go_on(_: object) -> None:
+            drive.at_work.add(self._call)  # now: the run must not leave memory before this goes on
+            if not over.done():
+                over.set_result(None)
+
+        wait = Wait(seq, at, go_on, is_immediate=True)
         may_leave = self._lingering is None or self._lingering.done()
         if may_leave:
             drive.at_work.discard(self._call)
