@@ -658,13 +658,17 @@ class Drive:
             self.fail(interrupt)
             return
         if interrupt is None:
-            # If the drive is cancelled too (Ctrl-C), that comes first.
-            self.loop.call_soon(self.fail, RunInterrupted(self.run.id, "the body", "was cancelled from outside"))
-            self._close("unloaded")
+            self.note_cancelled_from_outside("the body")
         elif self._store is not None and not is_for_process(interrupt):
             self.fail(describe_interrupt(self.run.id, "the body", interrupt))
         else:
             self.fail(interrupt)
+
+    def note_cancelled_from_outside(self, what: str) -> None:
+        """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
+        self._close("unloaded")
+        # If the drive is cancelled too, as it is by Ctrl-C, that comes first.
+        self.loop.call_soon(self.fail, RunInterrupted(self.run.id, what, "was cancelled from outside"))
 
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
@@ -922,7 +926,6 @@ class Drive:
         """Cancel the tasks of the body and its steps, and return when they have ended, or were given time enough."""
         if self._main is None or self.body.is_over or (not self.body.pending_tasks() and not self.steps):
             return
-        self.calls.cut_off()
         steps = {task: call.key for task, call in self.steps.items()}
         leaving = self._leaving = Leaving(self.body, self._main, steps, self.calls.refused)
         try:
