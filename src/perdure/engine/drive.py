@@ -189,6 +189,8 @@ class Drive:
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self.loop.create_future()
         self._ending: Ending | StartOver | None = None
+        # Whether the task of the drive was cancelled.
+        self._is_cancelled = False
         # Whether the run starts over: this drive has ended it no more than a suspension does.
         self.is_continued = False
         # How arguments become the input of a run, as the workflow takes them; set by the body.
@@ -311,6 +313,7 @@ class Drive:
         try:
             outcome = await self._until_over()
         except asyncio.CancelledError:
+            self._is_cancelled = True
             await run_to_end(self._abandon())
             ended = self._ending.outcome if isinstance(self._ending, Ending) and self.run.ended else None
             await self.publisher.publish_cancelled_drive(ended, self._failure)
@@ -667,8 +670,12 @@ class Drive:
     def note_cancelled_from_outside(self, what: str) -> None:
         """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
         self._close("unloaded")
-        # If the drive is cancelled too, as it is by Ctrl-C, that comes first.
-        self.loop.call_soon(self.fail, RunInterrupted(self.run.id, what, "was cancelled from outside"))
+        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside"))
+
+    def _fail_alone(self, failure: RunInterrupted) -> None:
+        """Give the run up, unless the drive is cancelled too, as it is by Ctrl-C."""
+        if not self._is_cancelled:
+            self.fail(failure)
 
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
