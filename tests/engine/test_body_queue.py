@@ -7,7 +7,6 @@ import contextvars
 import gc
 import logging
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -913,10 +912,7 @@ async def test_a_callback_from_another_thread_reaches_the_body_in_its_queue() ->
             in_pump.append(owner.body.is_pumping)
             arrived.set_result(None)
 
-        thread = threading.Thread(target=lambda: loop.call_soon_threadsafe(arrive, context=context))
-        thread.start()
-        await arrived
-        thread.join()
+        await asyncio.gather(arrived, asyncio.to_thread(loop.call_soon_threadsafe, arrive, context=context))
 
     await owner.run(work())
     assert in_pump == [True]
