@@ -323,7 +323,7 @@ async def test_cancelling_whoever_awaits_a_run_hands_the_run_back_as_it_is() -> 
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert log.said == ["CancelledError", "cleaned up"]
+    assert log.said == ["Unloaded", "cleaned up"]
     row = await store.get("run")
     assert row is not None
     assert (row.status, row.lease_until, row.attempts) == ("pending", None, 0)

@@ -13,8 +13,7 @@ from tests.fuzz.judge import violations
 from tests.fuzz.programs import CONSTRUCTS, Profile, aimed_program, available, random_program
 from tests.fuzz.world import World
 
-# What today's engine repeats. The new one repeats everything: then this is "all".
-PROFILE: Final[Profile] = "today"
+PROFILE: Final[Profile] = "all"
 AIMED: Final = (
     "one_at_a_time",
     "cancelled_in_step",
@@ -34,7 +33,6 @@ def test_every_attempt_of_a_random_program_goes_the_same_way() -> None:
     assert report.is_clean, str(report)
 
 
-@pytest.mark.skipif(PROFILE == "today", reason="today's engine does not wait for the store before a body sees a cancellation")
 def test_so_it_does_on_sqlite() -> None:
     report = run(range(150, 170), Settings(profile=PROFILE, store="sqlite", side_by_side=16))
     assert report.is_clean, str(report)

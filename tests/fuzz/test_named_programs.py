@@ -12,7 +12,6 @@ import pytest
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores
 from tests.patience import PATIENCE, turns
 
-TODAY = "today's engine; goes with the new one"
 DEPTH = 8
 
 
@@ -23,7 +22,6 @@ def nested(awaitable: Awaitable[Any], how: str) -> Awaitable[Any]:
     return awaitable
 
 
-@pytest.mark.xfail(strict=True, reason=TODAY, raises=AssertionError)
 @pytest.mark.parametrize("how", ["gather", "shield"])
 async def test_a_step_that_is_awaited_through_eight_levels_is_seen_in_the_same_order_again(how: str) -> None:
     a_was_seen = asyncio.Event()
@@ -62,7 +60,6 @@ async def test_a_step_that_is_awaited_through_eight_levels_is_seen_in_the_same_o
     assert orders == [["a", "b"], ["a", "b"]]
 
 
-@pytest.mark.xfail(strict=True, reason=TODAY, raises=AssertionError)
 async def test_a_step_that_asyncio_timeout_has_cut_off_is_not_called_again() -> None:
     charges = 0
 
@@ -91,9 +88,6 @@ async def test_a_step_that_asyncio_timeout_has_cut_off_is_not_called_again() -> 
     assert outcome == Ok(1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="today's recorder wakes a transaction that was cancelled in its queue", raises=TimeoutError
-)
 async def test_transactions_that_are_cancelled_together_do_not_keep_the_run_from_going_on(tmp_path: Path) -> None:
     errors: list[Exception] = []
 

@@ -299,7 +299,7 @@ class BodyQueue(TaskCreator):
                         break
                 self.callback = None
                 again = owner.rest(is_spinning=bool(ready))
-                if self.is_over:
+                if self._owner is None:  # the body is over
                     return
                 if turns >= TURNS:
                     again = again or bool(ready)

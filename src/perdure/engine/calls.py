@@ -352,12 +352,6 @@ class Calls:
             self.is_refusing = True
             self._on_misfit = _refuse_misfit
 
-    def cut_off(self) -> None:
-        """Wake the calls that were cancelled and wait for their end: they are refused, and nothing cancels their tasks again."""
-        for call in self.cursor.asked.values():
-            if call.is_cancelled and call.future is not None:
-                call.future.cancel()
-
     async def admitted(self) -> None:
         """Return at once while calls are taken.
 

@@ -272,6 +272,8 @@ class CalledChild(Call):
         if drive.must_not_record or not drive.calls.is_asked(self):
             if not task.cancelled():
                 task.exception()
+        elif task.cancelled() and not self.is_cancelled:
+            drive.note_cancelled_from_outside(f"child {self.key!r}")
         elif task.cancelled():
             self._task = giving_up = start_own_task(self._give_up())
             drive.at_work.add(self)

@@ -189,6 +189,8 @@ class Drive:
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self.loop.create_future()
         self._ending: Ending | StartOver | None = None
+        # Whether the task of the drive was cancelled.
+        self._is_cancelled = False
         # Whether the run starts over: this drive has ended it no more than a suspension does.
         self.is_continued = False
         # How arguments become the input of a run, as the workflow takes them; set by the body.
@@ -311,6 +313,7 @@ class Drive:
         try:
             outcome = await self._until_over()
         except asyncio.CancelledError:
+            self._is_cancelled = True
             await run_to_end(self._abandon())
             ended = self._ending.outcome if isinstance(self._ending, Ending) and self.run.ended else None
             await self.publisher.publish_cancelled_drive(ended, self._failure)
@@ -658,13 +661,21 @@ class Drive:
             self.fail(interrupt)
             return
         if interrupt is None:
-            # If the drive is cancelled too (Ctrl-C), that comes first.
-            self.loop.call_soon(self.fail, RunInterrupted(self.run.id, "the body", "was cancelled from outside"))
-            self._close("unloaded")
+            self.note_cancelled_from_outside("the body")
         elif self._store is not None and not is_for_process(interrupt):
             self.fail(describe_interrupt(self.run.id, "the body", interrupt))
         else:
             self.fail(interrupt)
+
+    def note_cancelled_from_outside(self, what: str) -> None:
+        """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
+        self._close("unloaded")
+        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside"))
+
+    def _fail_alone(self, failure: RunInterrupted) -> None:
+        """Give the run up, unless the drive is cancelled too, as it is by Ctrl-C."""
+        if not self._is_cancelled:
+            self.fail(failure)
 
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
@@ -922,7 +933,6 @@ class Drive:
         """Cancel the tasks of the body and its steps, and return when they have ended, or were given time enough."""
         if self._main is None or self.body.is_over or (not self.body.pending_tasks() and not self.steps):
             return
-        self.calls.cut_off()
         steps = {task: call.key for task, call in self.steps.items()}
         leaving = self._leaving = Leaving(self.body, self._main, steps, self.calls.refused)
         try:

@@ -48,6 +48,8 @@ class Leaving:
         self._steps = dict(steps)
         # Those whose ctx calls were refused are on their way out already.
         self._cancelled = refused
+        # How often each was cancelled before, by the body itself.
+        self._requests = {task: task.cancelling() for task in body.pending_tasks()}
         # Done when all tasks have ended, or were left alone.
         self.done: asyncio.Future[None] = body.on_host(body.loop.create_future)
         body.is_closing = True
@@ -79,7 +81,8 @@ class Leaving:
             return True
         found = False
         for task in tasks:
-            if task not in self._cancelled and task not in self._steps and not task.cancelling() and not _cleans_up(task):
+            is_reached = task in self._cancelled or task in self._steps or task.cancelling() > self._requests.get(task, 0)
+            if not is_reached and not _cleans_up(task):
                 self._cancel(task)
                 found = True
         return found

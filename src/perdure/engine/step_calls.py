@@ -226,6 +226,8 @@ class CalledStep(Call):
         if drive.must_not_record or not drive.calls.is_asked(self):
             if not task.cancelled():
                 task.exception()
+        elif task.cancelled() and not self.is_cancelled:
+            drive.note_cancelled_from_outside(name_step(self.key))
         elif task.cancelled():
             self.end_unstarted()
         elif (failure := task.exception()) is None:
