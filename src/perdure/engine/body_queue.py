@@ -38,6 +38,7 @@ from perdure.engine.asyncio_internals import (
 )
 from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log
+from perdure.stepspec import StepInfo
 
 # A body that never rests (a loop around sleep(0)) counts as resting after so many turns.
 TURNS: Final = 200
@@ -138,7 +139,9 @@ class BodyTask(asyncio.Task[Any]):
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel it. From outside the body (Ctrl-C, a time limit of the host) that means that the body has to leave memory."""
         body = self.body
-        if body.is_pumping or body.is_closing or body.is_over or self.done():
+        is_own = body.is_pumping or body.is_closing or body.is_over or self.done()
+        # Without a store the functions of steps run in this task, and set time limits of their own.
+        if is_own or (body.has_steps and isinstance(current.get(), StepInfo)):
             return super().cancel(msg)
         body.is_interrupted = True
         body.schedule()
@@ -183,6 +186,7 @@ class BodyQueue(TaskCreator):
         "callback",
         "context",
         "drive",
+        "has_steps",
         "interrupt",
         "is_closing",
         "is_idle",
@@ -231,6 +235,8 @@ class BodyQueue(TaskCreator):
         self._count = self._turns = 0
         self.is_idle = True
         self.is_pumping = False
+        # Whether functions of steps run in tasks of the body.
+        self.has_steps = False
         # Whether the body leaves memory or has ended: what its tasks still do is cleaning up.
         self.is_closing = False
         self.is_over = False

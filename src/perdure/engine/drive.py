@@ -154,6 +154,7 @@ class Drive:
         cursor.last_at = self.run.began_at
         self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
         self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
+        self.body.has_steps = store is None
         self.waits.on_change = self.body.schedule
         self.timers = DurableTimers(self)
         self._patience = Patience(self.clock, settings.unload_grace, self.body, self.calls)
@@ -258,6 +259,15 @@ class Drive:
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
         return self.is_closed or self._ending is not None
+
+    @property
+    def records_nothing(self) -> bool:
+        """Whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
+        return self._store is None and not self.rebuilds_errors and not self.is_check and not self.publisher.subscribers
+
+    def note_time(self) -> None:
+        """A step of a run has ended of which nothing is recorded: that is the time of the body now."""
+        self.body.now = self.calls.cursor.last_at = self.clock.now()
 
     def result(self) -> Any:
         """Return the value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
