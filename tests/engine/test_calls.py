@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Suspended, Workflow
+from perdure import Context, Ok, Suspended, Workflow, stores
 from perdure.aio.own_tasks import start_own_task
 from perdure.engine import asyncio_timers, body_queue, calls
 from perdure.engine.asyncio_timers import DurableTimers
+from perdure.errors import RunCancelled
 from tests.engine.replays import stored, twice
 from tests.engine.worlds import world
 from tests.patience import turns
+from tests.simulation import _Proxy
 
 forever = 3600
 
@@ -214,6 +217,88 @@ async def test_a_replay_of_many_steps_lets_the_host_have_its_turn(monkeypatch: p
         assert await twice(body) == (True, True)
     finally:
         is_over = True
+
+
+async def test_a_replay_cancels_the_body_when_it_has_made_as_many_calls_as_before() -> None:
+    """No call asks for the entry that says where the body was cancelled, and the body is busy by itself before its step."""
+    places: list[str] = []
+    has_begun, is_cleaning_up = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.sleep(forever)
+
+    async def clean_up() -> None:
+        if len(places) == 1:
+            is_cleaning_up.set()
+            await asyncio.sleep(forever)
+
+    async def flow(ctx: Context[Any]) -> None:
+        place = "by itself"
+        try:
+            await start_own_task(turns(5))
+            place = "in its step"
+            await ctx.step(work)
+        except asyncio.CancelledError:
+            places.append(place)
+            await ctx.step(clean_up)
+            raise
+
+    definition = Workflow("flow", flow)
+    async with world(definition, unload_grace="1m") as here:
+        awaiting = asyncio.create_task(here.runtime.run(definition, id="run"))
+        await has_begun.wait()
+        await here.runtime.cancel("run")
+        await is_cleaning_up.wait()
+        awaiting.cancel()
+        await asyncio.wait([awaiting])
+        await here.later("1s")
+    assert places == ["in its step", "in its step"]
+
+
+class HeldRecords(_Proxy):
+    """A store whose records wait for a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(stores.memory())
+        self.gate, self.is_held = asyncio.Event(), asyncio.Event()
+
+    def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "record":
+                self.is_held.set()
+                await self.gate.wait()
+            return await method(*args, **kwargs)
+
+        return call
+
+
+async def test_no_step_starts_when_the_cancellation_of_the_run_is_on_its_way() -> None:
+    ran: list[str] = []
+    store: Any = HeldRecords()
+    has_begun = asyncio.Event()
+    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        ran.append("step")
+
+    async def flow(ctx: Context[Any]) -> None:
+        has_begun.set()
+        await news
+        await ctx.step(work)
+
+    definition = Workflow("flow", flow)
+    async with world(definition, store=store, unload_grace="1m") as here:
+        running = asyncio.create_task(here.runtime.run(definition, id="run"))
+        await has_begun.wait()
+        await here.runtime.cancel("run")
+        await store.is_held.wait()
+        news.set_result(None)
+        await turns(20)
+        store.gate.set()
+        outcome = await running
+        assert isinstance(outcome.error, RunCancelled)
+    assert ran == []
 
 
 # Timers of asyncio.
