@@ -249,6 +249,13 @@ class BodyQueue(TaskCreator):
             self.is_idle = False
             self._methods.call_soon(self._pump, context=self.context)
 
+    def pump_now(self) -> None:
+        """Run the pump now, which saves a turn of the loop, where no task runs; otherwise soon."""
+        if self.is_pumping or self.is_over or _current_task(self.loop) is not None:
+            self.schedule()
+        else:
+            self.context.copy().run(self._pump)
+
     def enqueue(self, handle: Handle) -> None:
         """Put a callback into the queue; on the host's when the body is over. Called by the host."""
         if not self.is_over:

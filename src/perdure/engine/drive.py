@@ -617,7 +617,7 @@ class Drive:
         if self.publisher.subscribers:
             self.publisher.publish_persisted(seq)
         self.calls.cursor.acknowledged = max(seq, self.calls.cursor.acknowledged)
-        self.body.schedule()
+        self.body.pump_now()
 
     def replaced(self, entry: Entry) -> None:
         """The store has this entry in place of the one with its seq. An opening is no end: its step begins again."""
