@@ -380,7 +380,8 @@ class BodyQueue(TaskCreator):
         That is anything but these futures (by id), a task of the body, a `gather`, and a sleep of asyncio.
         """
         asleep = {id(timer.waiter) for timer in self.timers.values()}
-        for task in self.pending_tasks():
+        foreign = [task for task in (known() for known in self._foreign) if task is not None and not task.done()]
+        for task in (*self.tasks, *foreign):
             waited = waited_for(task)
             if waited is None or isinstance(waited, JoinFuture | BodyTask | GatheringFuture):
                 continue
@@ -408,19 +409,19 @@ class BodyQueue(TaskCreator):
         return False
 
     def run_first_turn(self, coro: Coroutine[Any, Any, Any], context: contextvars.Context) -> asyncio.Task[Any]:
-        """Make a task of the host and run its first turn now, at rest. Where the host has a task factory, that makes the task.
+        """Make a task of the host in this context, and run its first turn now, at rest. A task factory of the host makes it.
 
         The context names what catches the turn while the task is made: no attribute is replaced meanwhile, since a garbage
         collection may call `call_soon` for something else.
         """
         if self.loop.get_task_factory() is not None:
+            context.run(current.set, None)
             made: asyncio.Task[Any] = self._methods.create_task(coro, context=context)
             return made
-        before = context.get(current)
         caught = _FirstTurn(self.loop)
         context.run(current.set, caught)
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self.loop, context=context)
-        context.run(current.set, before)
+        context.run(current.set, None)
         context.run(caught.handle)
         return task
 

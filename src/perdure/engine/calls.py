@@ -15,12 +15,13 @@ Cancelling a call:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
-from perdure.aio.own_tasks import current, own_context
+from perdure.aio.own_tasks import current
 from perdure.codec.failures import line_of
 from perdure.engine.body_queue import BodyQueue
 from perdure.engine.journal_cursor import AskingCall, JournalCursor
@@ -50,8 +51,8 @@ class Call(AskingCall):
 
     def __init__(self, key: str, kind: Kind) -> None:
         super().__init__(key, kind)
-        # That of the task which calls, without the body: steps and listeners run in copies of it.
-        self.context = own_context()
+        # That of the task which calls, where steps or listeners are to see it. What they set in it reaches the body never.
+        self.context: contextvars.Context | None = None
         self.future: asyncio.Future[None] | None = None
         # What waits for it besides.
         self.waiters: list[asyncio.Future[None]] = []

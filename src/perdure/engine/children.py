@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
@@ -174,6 +175,7 @@ class CalledChild(Call):
 
     def __init__(self, drive: Drive, child: ChildCall) -> None:
         super().__init__(child.key, "child")
+        self.context = contextvars.copy_context()
         self.child = child
         self._drive = drive
         # Encoded now: the body may change its arguments, and an input that does not fit is refused before anything is written.

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from perdure import events
-from perdure.aio.own_tasks import start_own_task
+from perdure.aio.own_tasks import current, own_context, start_own_task
 from perdure.codec import Codec
 from perdure.engine.calls import Call
 from perdure.engine.leaving import CLOSING_SECONDS
@@ -153,7 +153,9 @@ class EventPublisher:
     def publish_delivery(self, call: Call, entry: Entry) -> asyncio.Future[None] | None:
         """Publish what is delivered to a call, if listeners are told of that. Return what the delivery has to wait for."""
         if entry.phase == "close":
-            call.context.copy().run(call.publish, self, entry)
+            context = own_context() if call.context is None else call.context.copy()
+            context.run(current.set, None)
+            context.run(call.publish, self, entry)
         return start_own_task(self.wait_until_published()) if self.subscriptions.has_pending else None
 
     def publish_result(self, call: Call, entry: Entry, name: str, hint: Any) -> None:

@@ -188,6 +188,7 @@ class CalledStep(Call):
         self.step = step
         # Now, since the body may change what it passed while the call waits.
         self.args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
+        self.context = contextvars.copy_context()
         self._drive = drive
         self._attempts: Attempts | None = None
         self._task: asyncio.Task[AttemptResult] | None = None
@@ -198,14 +199,19 @@ class CalledStep(Call):
         drive, step = self._drive, self.step
         if self._attempts is None:  # otherwise its transaction was rolled back after its result was recorded
             self._attempts = (step.attempts or Attempts)(drive, self)
-        attempts = self._attempts
         drive.at_work.add(self)
-        self._task = task = drive.body.run_first_turn(attempts.run(), self.context.copy())
+        self._task = task = drive.body.run_first_turn(self._attempts.run(), self.new_context())
         if task.done():
             self.ended(task)
         else:
             drive.steps[task] = self
             task.add_done_callback(self.ended, context=drive.body.context)
+
+    def new_context(self) -> contextvars.Context:
+        """Return a copy of the context of the task that called the step, outside the body."""
+        context = contextvars.copy_context() if self.context is None else self.context.copy()
+        context.run(current.set, None)
+        return context
 
     def stop(self) -> None:
         if self._task is not None:
@@ -445,7 +451,7 @@ class Attempts(msgspec.Struct):
 
     def _in_new_context(self, work: Awaitable[Any]) -> Awaitable[Any]:
         """Run another attempt without what the one before has set in its context."""
-        context = self._call.context.copy()
+        context = self._call.new_context()
         context.run(current.set, current.get())
         return context.run(asyncio.ensure_future, work)
 

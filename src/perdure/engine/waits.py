@@ -10,6 +10,7 @@ it takes the new code, and that is recorded for its replays.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -148,6 +149,7 @@ class SignalCall(WaitCall):
 
     def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, returns: Any) -> None:
         super().__init__(drive, key, name, "signal", deadline, Awaited("signal", name))
+        self.context = contextvars.copy_context()
         self.returns = returns
 
     def publish(self, publisher: EventPublisher, entry: Entry) -> None:
