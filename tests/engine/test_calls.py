@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Suspended, Workflow, stores
+from perdure import Context, Err, Ok, Suspended, Workflow, stores
 from perdure.aio.own_tasks import start_own_task
 from perdure.engine import asyncio_timers, body_queue, calls
 from perdure.engine.asyncio_timers import DurableTimers
 from perdure.errors import RunCancelled
+from perdure.model.durations import MICROSECOND
 from tests.engine.replays import stored, twice
 from tests.engine.worlds import world
-from tests.patience import turns
+from tests.patience import turns, until
 from tests.simulation import _Proxy
 
 forever = 3600
@@ -297,6 +298,7 @@ async def test_no_step_starts_when_the_cancellation_of_the_run_is_on_its_way() -
         await turns(20)
         store.gate.set()
         outcome = await running
+        assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RunCancelled)
     assert ran == []
 
@@ -331,7 +333,7 @@ async def test_a_sleep_does_not_begin_again_when_its_run_comes_back() -> None:
         assert isinstance((await here.later("6m"))["run"], Suspended)
         row = await here.runtime.store.get("run")
         assert row is not None
-        assert row.wake_at == began + 900 * 1_000_000
+        assert row.wake_at == began + 900 * MICROSECOND
         assert await here.later("4m") == {"run": Ok("good")}
 
 
@@ -372,6 +374,35 @@ async def test_a_time_limit_does_not_count_what_the_body_did_by_itself_before_it
         assert await here.runtime.run(definition, id="run") == Ok("in time")
 
 
+async def test_the_time_that_a_run_was_queued_does_not_count_for_its_time_limits() -> None:
+    async def flow(ctx: Context[Any]) -> str:
+        async with asyncio.timeout(30):
+            return await ctx.step("in time", _in_a_while)
+
+    definition = Workflow("flow", flow)
+    async with world(definition) as here:
+        await here.runtime.start(definition, id="run")
+        assert await here.later("1h") == {"run": Ok("in time")}
+
+
+async def test_a_sleep_after_another_one_takes_no_longer_than_it_says() -> None:
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step("before", turns, 1)
+        await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    definition = Workflow("flow", flow)
+    async with world(definition, unload_grace="1h") as here:
+        running = asyncio.create_task(here.runtime.run(definition, id="run"))
+        first = here.clock.now() + 60 * MICROSECOND
+        await until(lambda: here.clock.next_at() == first)
+        here.clock.advance(60)
+        await until(lambda: (here.clock.next_at() or 0) > first)
+        assert here.clock.next_at() == first + 60 * MICROSECOND
+        here.clock.advance(60)
+        assert await running == Ok(None)
+
+
 async def _in_a_while() -> str:
     await asyncio.sleep(0.02)
     return "in time"
@@ -382,6 +413,7 @@ class _Recording:
 
     def __init__(self, now: int) -> None:
         self.must_not_record = False
+        self.is_resumed = True
         self.recorded: list[dict[str, Any]] = []
         self.clock = SimpleNamespace(now=lambda: now)
         self.run = SimpleNamespace(id="run", workflow="flow", attempts=1, version=1, queue=None, parent_id=None)

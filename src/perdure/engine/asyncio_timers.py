@@ -40,8 +40,8 @@ class DurableTimers:
         # What an earlier drive, or this one, has recorded of a timer that is set.
         self._opened: dict[str, int] = {}
         self._fired = 0
-        # When the last entry was delivered live; None during a replay.
-        self.delivered_at: int | None = None
+        # When the last entry was delivered live, or when the run began; None during a replay.
+        self._since = None if drive.is_resumed else drive.run.began_at
 
     def take(self, entry: Entry) -> bool:
         """Fire the timer of the next entry, if the body has set it. An entry that says when it fires is noted."""
@@ -55,8 +55,15 @@ class DurableTimers:
         if timer is None:
             return False
         drive.body.now = drive.calls.cursor.take_next()
+        self.note_delivery()
         drive.body.fire(timer)
         return True
+
+    def note_delivery(self) -> None:
+        """An entry is delivered: what the body does by itself counts from now."""
+        drive = self._get()
+        if drive.is_live:
+            self._since = drive.clock.now()
 
     def was_set(self, entry: Entry) -> bool:
         """Return whether the body has set the timer of this entry, and cancelled it."""
@@ -69,7 +76,7 @@ class DurableTimers:
         for timer in unarmed:
             if drive.body.timers.get(timer.name) is timer:  # neither cancelled nor fired
                 # The body's time stands still while it does something of its own, which its time limits do not count.
-                late = 0 if self.delivered_at is None else max(0, drive.clock.now() - self.delivered_at)
+                late = 0 if self._since is None else max(0, drive.clock.now() - self._since)
                 timer.fires_at = min(self._fires_at.get(timer.name, timer.at + late), MAX_INSTANT)
                 timer.armed = drive.clock.call_at(timer.fires_at, self._fire, timer)
 

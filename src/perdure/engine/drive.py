@@ -466,6 +466,7 @@ class Drive:
         if self._made() < calls_before(entry) and self._patience.has(entry, is_spinning=is_spinning):
             return False
         self.body.now = self.calls.cursor.take_next()
+        self.timers.note_delivery()
         self._cancel_body()
         return True
 
@@ -485,8 +486,7 @@ class Drive:
         """Give this entry to its call, after those who listen have had it."""
         self._patience.end()
         self.body.now = self.calls.cursor.last_at
-        if self.is_live:
-            self.timers.delivered_at = self.clock.now()
+        self.timers.note_delivery()
         if self._closing_task is not None:
             self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
         published = None
