@@ -534,12 +534,14 @@ class Drive:
     def _go_on_live(self, *, is_spinning: bool) -> bool:
         """The journal is used up: take the next step that was not taken before."""
         cursor = self.calls.cursor
-        if not self.cancellation.is_next and (error := self.calls.find_divergence()) is not None:
+        # A function that has ended is not cancelled any more.
+        is_cancelled_next = self.cancellation.is_next and self._closing_task is None
+        if not is_cancelled_next and (error := self.calls.find_divergence()) is not None:
             missing = min(cursor.missing.values(), key=lambda entry: entry.seq)
             if not self._patience.has(missing, is_spinning=is_spinning):
                 self._stop_misfit(error)
             return False
-        if self.cancellation.is_next:
+        if is_cancelled_next:
             return self._record_cancel()
         self.is_live = True
         self._start_calls()
@@ -827,8 +829,6 @@ class Drive:
 
     def _record_cancel(self) -> bool:
         """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""
-        if self._closing_task is not None:
-            return False
         cancellation = self.cancellation
         if cancellation.is_recorded:
             return False
@@ -1029,7 +1029,7 @@ class Drive:
         try:
             if self._progress is not None:
                 await self._progress.flush()
-            is_cancelled_now = self.cancellation.is_next or self.cancellation.is_on_its_way
+            is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
             if self._attention.done() or self.at_work or self.waits.has_due() or self.calls.cursor.entries or is_cancelled_now:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
