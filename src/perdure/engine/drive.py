@@ -1030,7 +1030,8 @@ class Drive:
             if self._progress is not None:
                 await self._progress.flush()
             is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
-            if self._attention.done() or self.at_work or self.waits.has_due() or self.calls.cursor.entries or is_cancelled_now:
+            cursor, is_busy = self.calls.cursor, bool(self.at_work) or self.waits.has_due() or self._attention.done()
+            if is_busy or cursor.entries or cursor.has_unstarted or is_cancelled_now:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
                 if self.undoes and (stuck := await self._find_stuck_child()) is not None:
