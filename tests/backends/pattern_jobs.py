@@ -13,11 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perdure.ctx_calls.steps import StepCall, run_step
-
 import perdure.context
 from perdure import Run, Runtime
 from perdure.engine.drive import Drive
+from perdure.engine.step_calls import StepCall, run_step
 from perdure.model.journal import Entry
 from perdure.store import FullStore, Transaction
 from tests.backends import patterns

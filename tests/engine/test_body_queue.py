@@ -49,7 +49,7 @@ class Owner:
         """Return what the body comes to; it is over then."""
         self.main = main = self.body.start(work, "main")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(10):
                 await self.ended
         finally:
             self.body.end()
@@ -912,7 +912,7 @@ async def test_a_callback_from_another_thread_reaches_the_body_in_its_queue() ->
             in_pump.append(owner.body.is_pumping)
             arrived.set_result(None)
 
-        await asyncio.gather(arrived, asyncio.to_thread(loop.call_soon_threadsafe, arrive, context=context))
+        await asyncio.gather(arrived, asyncio.to_thread(lambda: loop.call_soon_threadsafe(arrive, context=context)))
 
     await owner.run(work())
     assert in_pump == [True]

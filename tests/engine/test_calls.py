@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Suspended, Workflow
+from perdure import Context, Err, Ok, Suspended, Workflow, stores
 from perdure.aio.own_tasks import start_own_task
 from perdure.engine import asyncio_timers, body_queue, calls
 from perdure.engine.asyncio_timers import DurableTimers
+from perdure.errors import RunCancelled
+from perdure.model.durations import MICROSECOND
 from tests.engine.replays import stored, twice
 from tests.engine.worlds import world
-from tests.patience import turns
+from tests.patience import turns, until
+from tests.simulation import _Proxy
 
 forever = 3600
 
@@ -216,6 +220,89 @@ async def test_a_replay_of_many_steps_lets_the_host_have_its_turn(monkeypatch: p
         is_over = True
 
 
+async def test_a_replay_cancels_the_body_when_it_has_made_as_many_calls_as_before() -> None:
+    """No call asks for the entry that says where the body was cancelled, and the body is busy by itself before its step."""
+    places: list[str] = []
+    has_begun, is_cleaning_up = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.sleep(forever)
+
+    async def clean_up() -> None:
+        if len(places) == 1:
+            is_cleaning_up.set()
+            await asyncio.sleep(forever)
+
+    async def flow(ctx: Context[Any]) -> None:
+        place = "by itself"
+        try:
+            await start_own_task(turns(5))
+            place = "in its step"
+            await ctx.step(work)
+        except asyncio.CancelledError:
+            places.append(place)
+            await ctx.step(clean_up)
+            raise
+
+    definition = Workflow("flow", flow)
+    async with world(definition, unload_grace="1m") as here:
+        awaiting = asyncio.create_task(here.runtime.run(definition, id="run"))
+        await has_begun.wait()
+        await here.runtime.cancel("run")
+        await is_cleaning_up.wait()
+        awaiting.cancel()
+        await asyncio.wait([awaiting])
+        await here.later("1s")
+    assert places == ["in its step", "in its step"]
+
+
+class HeldRecords(_Proxy):
+    """A store whose records wait for a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(stores.memory())
+        self.gate, self.is_held = asyncio.Event(), asyncio.Event()
+
+    def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "record":
+                self.is_held.set()
+                await self.gate.wait()
+            return await method(*args, **kwargs)
+
+        return call
+
+
+async def test_no_step_starts_when_the_cancellation_of_the_run_is_on_its_way() -> None:
+    ran: list[str] = []
+    store: Any = HeldRecords()
+    has_begun = asyncio.Event()
+    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        ran.append("step")
+
+    async def flow(ctx: Context[Any]) -> None:
+        has_begun.set()
+        await news
+        await ctx.step(work)
+
+    definition = Workflow("flow", flow)
+    async with world(definition, store=store, unload_grace="1m") as here:
+        running = asyncio.create_task(here.runtime.run(definition, id="run"))
+        await has_begun.wait()
+        await here.runtime.cancel("run")
+        await store.is_held.wait()
+        news.set_result(None)
+        await turns(20)
+        store.gate.set()
+        outcome = await running
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled)
+    assert ran == []
+
+
 # Timers of asyncio.
 
 
@@ -246,7 +333,7 @@ async def test_a_sleep_does_not_begin_again_when_its_run_comes_back() -> None:
         assert isinstance((await here.later("6m"))["run"], Suspended)
         row = await here.runtime.store.get("run")
         assert row is not None
-        assert row.wake_at == began + 900 * 1_000_000
+        assert row.wake_at == began + 900 * MICROSECOND
         assert await here.later("4m") == {"run": Ok("good")}
 
 
@@ -287,6 +374,35 @@ async def test_a_time_limit_does_not_count_what_the_body_did_by_itself_before_it
         assert await here.runtime.run(definition, id="run") == Ok("in time")
 
 
+async def test_the_time_that_a_run_was_queued_does_not_count_for_its_time_limits() -> None:
+    async def flow(ctx: Context[Any]) -> str:
+        async with asyncio.timeout(30):
+            return await ctx.step("in time", _in_a_while)
+
+    definition = Workflow("flow", flow)
+    async with world(definition) as here:
+        await here.runtime.start(definition, id="run")
+        assert await here.later("1h") == {"run": Ok("in time")}
+
+
+async def test_a_sleep_after_another_one_takes_no_longer_than_it_says() -> None:
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step("before", turns, 1)
+        await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    definition = Workflow("flow", flow)
+    async with world(definition, unload_grace="1h") as here:
+        running = asyncio.create_task(here.runtime.run(definition, id="run"))
+        first = here.clock.now() + 60 * MICROSECOND
+        await until(lambda: here.clock.next_at() == first)
+        here.clock.advance(60)
+        await until(lambda: (here.clock.next_at() or 0) > first)
+        assert here.clock.next_at() == first + 60 * MICROSECOND
+        here.clock.advance(60)
+        assert await running == Ok(None)
+
+
 async def _in_a_while() -> str:
     await asyncio.sleep(0.02)
     return "in time"
@@ -297,6 +413,7 @@ class _Recording:
 
     def __init__(self, now: int) -> None:
         self.must_not_record = False
+        self.is_resumed = True
         self.recorded: list[dict[str, Any]] = []
         self.clock = SimpleNamespace(now=lambda: now)
         self.run = SimpleNamespace(id="run", workflow="flow", attempts=1, version=1, queue=None, parent_id=None)

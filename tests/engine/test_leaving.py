@@ -131,6 +131,22 @@ async def test_a_task_whose_call_was_refused_is_not_cancelled_again() -> None:
     assert requests == [0]
 
 
+async def test_a_task_that_the_body_has_cancelled_before_and_that_went_on_is_cancelled_at_once() -> None:
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await hang()
+        await hang()
+
+    async def work() -> None:
+        going_on = asyncio.create_task(stubborn())
+        await asyncio.sleep(0)
+        going_on.cancel()
+        await hang()
+
+    async with asyncio.timeout(5):
+        await Leaver(seconds=60).run(work())
+
+
 async def test_a_task_that_an_unwinding_task_makes_to_clean_up_is_left_to_do_so() -> None:
     cleaned: list[str] = []
 

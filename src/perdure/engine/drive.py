@@ -154,8 +154,9 @@ class Drive:
         cursor.last_at = self.run.began_at
         self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
         self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
+        self.body.has_steps = store is None
         self.waits.on_change = self.body.schedule
-        self.timers = DurableTimers(self)
+        self.timers = DurableTimers(self, claim.journal)
         self._patience = Patience(self.clock, settings.unload_grace, self.body, self.calls)
         self.idempotency_keys = IdempotencyKeys(claim.run.id, claim.run.generation, recorded.intents, recorded.undone)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
@@ -258,6 +259,15 @@ class Drive:
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
         return self.is_closed or self._ending is not None
+
+    @property
+    def records_nothing(self) -> bool:
+        """Whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
+        return self._store is None and not self.rebuilds_errors and not self.is_check and not self.publisher.subscribers
+
+    def note_time(self) -> None:
+        """A step of a run has ended of which nothing is recorded: that is the time of the body now."""
+        self.body.now = self.calls.cursor.last_at = self.clock.now()
 
     def result(self) -> Any:
         """Return the value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
@@ -457,7 +467,7 @@ class Drive:
         """Fire the timer of this entry. Return False to wait until the body sets it, and None to pass the entry over."""
         if self.timers.take(entry):
             return True
-        if entry.phase == "open" or self.timers.was_set(entry):
+        if entry.phase != "close" or self.timers.was_set(entry):
             return None
         return False if self._patience.has(entry, is_spinning=is_spinning) else None
 
@@ -466,6 +476,7 @@ class Drive:
         if self._made() < calls_before(entry) and self._patience.has(entry, is_spinning=is_spinning):
             return False
         self.body.now = self.calls.cursor.take_next()
+        self.timers.note_delivery()
         self._cancel_body()
         return True
 
@@ -485,8 +496,7 @@ class Drive:
         """Give this entry to its call, after those who listen have had it."""
         self._patience.end()
         self.body.now = self.calls.cursor.last_at
-        if self.is_live:
-            self.timers.delivered_at = self.clock.now()
+        self.timers.note_delivery()
         if self._closing_task is not None:
             self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
         published = None
@@ -670,7 +680,8 @@ class Drive:
     def note_cancelled_from_outside(self, what: str) -> None:
         """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
         self._close("unloaded")
-        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside"))
+        advice = "to end the run, use runtime.cancel; to end a branch, cancel its task in the workflow function"
+        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside", advice))
 
     def _fail_alone(self, failure: RunInterrupted) -> None:
         """Give the run up, unless the drive is cancelled too, as it is by Ctrl-C."""
