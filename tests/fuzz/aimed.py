@@ -44,9 +44,13 @@ async def cancelled_in_step(body: Body, node: Node) -> Any:
 
     Aimed at: a cancellation carries how many calls the body had made. Without that a replay gives it to the body too early.
     """
-    await asyncio.to_thread(time.sleep, 0.001 if body.showing.is_first else 0.1)
-    body.note(node.at, "the thread has ended")
-    return await body.step(body.steps.cancelling(body.process.cancel_from_step), node.at)
+    place = "in the thread"  # noted only once it is recorded that the run was cancelled there
+    try:
+        await asyncio.to_thread(time.sleep, 0.001 if body.showing.is_first else 0.1)
+        place = "in the step"
+        return await body.step(body.steps.cancelling(body.process.cancel_from_step), node.at)
+    finally:
+        body.note(node.at, place)
 
 
 @construct("emit_beside_call", args=lambda rng: (rng.choice((1, 1100)),))
