@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from perdure.caches import StepCache as StepCache
     from perdure.codec import register as register
     from perdure.context import Context as Context
+    from perdure.ctx_calls.children import Child as Child
+    from perdure.ctx_calls.transactions import StepTransaction as StepTransaction
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
-    from perdure.engine.children import Child as Child
     from perdure.engine.subscriptions import Subscription as Subscription
-    from perdure.engine.transactions import StepTransaction as StepTransaction
     from perdure.errors import ApprovalAmbiguous as ApprovalAmbiguous
     from perdure.errors import ApprovalDecided as ApprovalDecided
     from perdure.errors import ApprovalExpired as ApprovalExpired
@@ -220,9 +220,9 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "MemoryCache",
         "StepCache",
     ),
-    "engine.children": ("Child",),
+    "ctx_calls.children": ("Child",),
     "engine.subscriptions": ("Subscription",),
-    "engine.transactions": ("StepTransaction",),
+    "ctx_calls.transactions": ("StepTransaction",),
     "errors": (
         "ApprovalAmbiguous",
         "ApprovalDecided",

@@ -31,14 +31,13 @@ from typing import (
 import msgspec
 
 from perdure.aio.own_tasks import current
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.children import Child, ChildCall, child_call, is_workflow, run_child
-from perdure.engine.drive import Drive
-from perdure.engine.fan_out import MapPolicy, OnError, run_map, run_race
-from perdure.engine.step_calls import StepCall, replay_step, run_step
-from perdure.engine.streams import emit_in_body, end_stream
-from perdure.engine.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
-from perdure.engine.waits import (
+from perdure.body.body_queue import BodyQueue
+from perdure.ctx_calls.children import Child, ChildCall, child_call, is_workflow, run_child
+from perdure.ctx_calls.compensation import closing_of
+from perdure.ctx_calls.fan_out import MapPolicy, OnError, run_map, run_race
+from perdure.ctx_calls.step_calls import StepCall, replay_step, run_step
+from perdure.ctx_calls.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
+from perdure.ctx_calls.waits import (
     MISSING,
     ApprovalRequest,
     TimeLimit,
@@ -47,6 +46,8 @@ from perdure.engine.waits import (
     wait_for_approval,
     wait_for_signal,
 )
+from perdure.engine.drive import Drive
+from perdure.engine.streams import emit_in_body, end_stream
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
@@ -283,7 +284,7 @@ class Context(Generic[D]):
     ) -> ChildCall:
         call = child_call(workflow, args, {}, key, options, detached=detached)
         if call.plan.compensate is not None:
-            self._drive.closing.add(call)
+            closing_of(self._drive).add(call)
         return call
 
     def _child_key(self, workflow: Any, key: str | None) -> str:
@@ -766,7 +767,7 @@ class Context(Generic[D]):
             check_id(name, "a step's name")
         call = StepCall(recorded_key, name, fn, args, plan, caching, names)
         if plan.compensate is not None and not self._drive.calls.is_in_use(recorded_key):
-            self._drive.closing.add(call)
+            closing_of(self._drive).add(call)
         return call
 
     def _transaction_call(

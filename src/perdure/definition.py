@@ -17,11 +17,12 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeV
 
 from perdure.aio.loop_thread import block_on
 from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context, full_key
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.children import child_call, run_child
+from perdure.ctx_calls.children import child_call, run_child
+from perdure.ctx_calls.compensation import closing_of
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id, random_bytes
@@ -169,6 +170,7 @@ class Workflow(Generic[P, T_co]):
     def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """The function at work on one attempt of a run."""
         drive.encode_input = partial(self._new_input, drive.codec)
+        closing_of(drive)
         context: Context[Any] = Context(drive)
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return call(context, *args, **kwargs)

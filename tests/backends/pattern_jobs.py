@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import perdure.context
 from perdure import Run, Runtime
+from perdure.ctx_calls.step_calls import StepCall, run_step
 from perdure.engine.drive import Drive
-from perdure.engine.step_calls import StepCall, run_step
 from perdure.model.journal import Entry
 from perdure.store import FullStore, Transaction
 from tests.backends import patterns

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure.engine.asyncio_internals import (
+from perdure.body.asyncio_internals import (
     GatheringFuture,
     TaskStep,
     callbacks_of,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from perdure.aio.own_tasks import current, start_own_task
-from perdure.engine import body_queue
-from perdure.engine.body_queue import TURNS, BodyQueue, BodyTask
+from perdure.body import body_queue
+from perdure.body.body_queue import TURNS, BodyQueue, BodyTask
 from perdure.model.durations import MICROSECOND
 
 _LOG = "perdure"

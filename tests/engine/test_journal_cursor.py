@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from perdure.engine.journal_cursor import AskingCall, JournalCursor
+from perdure.body.journal_cursor import AskingCall, JournalCursor
 from perdure.errors import COMPENSATION_PREFIX
 from perdure.model.journal import Entry, Kind, Phase
 

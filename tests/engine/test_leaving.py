@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perdure.engine import leaving
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.leaving import Leaving
+from perdure.body import leaving
+from perdure.body.body_queue import BodyQueue
+from perdure.body.leaving import Leaving
 from perdure.model.durations import MICROSECOND
 
 BEGAN = 1_700_000_000 * MICROSECOND

@@ -252,7 +252,7 @@ async def test_a_suspend_that_fails_leaves_no_task_of_the_body_behind() -> None:
 
 
 async def test_code_that_swallows_everything_does_not_keep_the_loop_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.engine.leaving.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("perdure.body.leaving.CLOSING_SECONDS", 0.05)
     cut_off: list[bool] = []
     swallowed: list[int] = []
 

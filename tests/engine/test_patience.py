@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.engine.patience import MOST_PATIENCE, Patience
+from perdure.body.patience import MOST_PATIENCE, Patience
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
 from perdure.testing import ManualClock

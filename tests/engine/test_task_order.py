@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Workflow, workflow
-from perdure.engine.body_queue import BodyTask
+from perdure.body.body_queue import BodyTask
 from perdure.errors import PerdureWarning
 from tests.engine.replays import twice
 

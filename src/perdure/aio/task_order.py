@@ -1,7 +1,7 @@
 """The order in which a body creates its tasks, kept the same on every replay.
 
 `asyncio.wait`, `as_completed` and TaskGroup put tasks into sets, which iterate by hash, and a task's hash is its address. So each
-task of a body hashes by the number of its creation (`engine/body_queue.py`).
+task of a body hashes by the number of its creation (`body/body_queue.py`).
 
 `as_completed` also puts coroutines into a set before it makes tasks of them, and a coroutine's hash cannot be changed. But
 it makes no difference to `as_completed` which of its tasks runs which of its coroutines. So they start in the order of

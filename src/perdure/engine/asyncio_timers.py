@@ -13,27 +13,48 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from perdure.engine.body_queue import BodyTimer
+from perdure.body.body_queue import BodyQueue, BodyTimer
+from perdure.body.calls import Calls
+from perdure.engine.recorder import Recorder
 from perdure.errors import TIMER_PREFIX
+from perdure.model.clock import Clock
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.journal import Entry, OpenWait
 from perdure.model.logs import log, run_fields
-
-if TYPE_CHECKING:
-    from perdure.engine.drive import Drive
+from perdure.model.records import RunRow
 
 # After so many entries of timers a run is said to poll.
 _MANY: Final = 1_000
 
 
+class TimersDrive(Protocol):
+    """What is used here of a `Drive`."""
+
+    @property
+    def body(self) -> BodyQueue: ...
+    @property
+    def calls(self) -> Calls: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def recorder(self) -> Recorder: ...
+    @property
+    def run(self) -> RunRow: ...
+    @property
+    def is_live(self) -> bool: ...
+    @property
+    def must_not_record(self) -> bool: ...
+    def record(self, call: None, **fields: Any) -> Entry: ...
+
+
 class DurableTimers:
     """The timers of asyncio that the body of one drive has set."""
 
-    def __init__(self, drive: Drive, claimed: Sequence[Entry]) -> None:
+    def __init__(self, drive: TimersDrive, claimed: Sequence[Entry]) -> None:
         # Weak: the drive refers to this.
         self._drive = weakref.ref(drive)
         # When timers fire whose run has left memory before that, by name.
@@ -122,7 +143,7 @@ class DurableTimers:
         """Return the timers that are set, once the run is live."""
         return [timer for timer in self._get().body.timers.values() if timer.armed is not None]
 
-    def _get(self) -> Drive:
+    def _get(self) -> TimersDrive:
         drive = self._drive()
         if drive is None:
             raise RuntimeError("the drive is over")

@@ -21,20 +21,22 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
 from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.body.body_queue import BodyQueue, BodyTask
+from perdure.body.calls import Call, Calls, raised_by
+from perdure.body.journal_cursor import JournalCursor
+from perdure.body.leaving import Leaving
+from perdure.body.patience import Patience
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.asyncio_timers import DurableTimers
-from perdure.engine.body_queue import BodyQueue, BodyTask
-from perdure.engine.calls import Call, Calls, raised_by
 from perdure.engine.cancelling import Cancellation, calls_before
 from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
-from perdure.engine.compensation import Closing
 from perdure.engine.endings import (
     StartingOver,
     StartOver,
@@ -47,17 +49,12 @@ from perdure.engine.endings import (
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
-from perdure.engine.journal_cursor import JournalCursor
-from perdure.engine.leaving import Leaving
-from perdure.engine.patience import Patience
 from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder
 from perdure.engine.step_cache import StepCaching
-from perdure.engine.step_calls import CalledStep
 from perdure.engine.streams import Streams, emit_in_step
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
-from perdure.engine.waits import PatchCall
 from perdure.errors import (
     CANCEL_KEY,
     COMPENSATION_PREFIX,
@@ -100,6 +97,26 @@ from perdure.store import Store, StreamStore, require
 _LOOK_AT_CHILDREN_AGAIN: Final = MICROSECOND // 2
 # How many of them it asks the store about, to find one that cannot end.
 _MOST_CHILDREN_LOOKED_AT: Final = 100
+
+
+class BodyClosing(Protocol):
+    """What is left to do when a body has ended."""
+
+    def is_needed(self, result: Any, /) -> bool:
+        """Return whether there is something to do before the run ends with this result."""
+        ...
+
+    async def close(self, result: Any, /) -> Any:
+        """Do it, and return the result of the run."""
+        ...
+
+    def unreached(self) -> list[str]:
+        """Return the keys of what would have to be undone and cannot be, because the body does not reach it."""
+        ...
+
+    def forget(self) -> None:
+        """Drop the references to calls and functions."""
+        ...
 
 
 class Drive:
@@ -162,14 +179,14 @@ class Drive:
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         # The first use of each key that names a cached value.
-        self.shared_calls: dict[str, CalledStep] = {}
+        self.shared_calls: dict[str, Call] = {}
         self.recorder = Recorder(self, store, self._lease, list(claim.journal))
         for seq in self.cancellation.void_requests(claim.inbox):
             self.recorder.consume(seq)
         self.waits.unrecorded = self.recorder.consuming
         # Calls that do something live, so the run cannot leave memory; and the tasks of steps.
         self.at_work: set[object] = set()
-        self.steps: dict[asyncio.Task[Any], CalledStep] = {}
+        self.steps: dict[asyncio.Task[Any], Call] = {}
         # Step functions that are running right now: the start of each attempt by the step's key. A step that removes itself
         # calls `look_whether_drained`. The heartbeat's thread copies it.
         self.executing: dict[str, int] = {}
@@ -204,7 +221,8 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
-        self.closing = Closing(self)
+        # Set by the workflow's function, since what its calls leave to be done is known there.
+        self.closing: BodyClosing | None = None
         # What is left to do when the function has ended, or has no more time.
         self._closing_task: asyncio.Future[None] | None = None
         self._timers: list[Timer | asyncio.TimerHandle] = []
@@ -349,7 +367,8 @@ class Drive:
         """Break the reference cycles, so that the drive is freed without the garbage collector."""
         self._held = self._progress = self.streams = self._main = self._leaving = None
         self.children.runs = None
-        self.closing.forget()
+        if self.closing is not None:
+            self.closing.forget()
         self.shared_calls.clear()
         self.calls.forget()
         self.recorder.forget_owner()
@@ -525,7 +544,7 @@ class Drive:
     def _tell_patch(self) -> bool:
         """Nobody asks for what comes next, so a call of `ctx.patched` that waits is in code that the run has passed before."""
         for call in self.calls.cursor.asked.values():
-            if isinstance(call, PatchCall) and call.is_settled:
+            if call.kind == "patch" and call.is_settled:
                 self.calls.cursor.withdraw(call)
                 call.tell(is_new=False)
                 return True
@@ -886,7 +905,7 @@ class Drive:
         still_open = open_children(self.recorder.journal)
         if still_open:
             raise ChildrenOpen(self.run.id, still_open)
-        if unreached := self.closing.unreached():
+        if self.closing is not None and (unreached := self.closing.unreached()):
             raise NotUndone(self.run.id, unreached)
         raise StartingOver(new)
 
@@ -918,7 +937,8 @@ class Drive:
             return
         if not self.cancellation.is_delivered:
             result = start_over_in(result) or result
-        if not self.body.pending_tasks() and not self.steps and not self.closing.is_needed(result):
+        is_needed = self.closing is not None and self.closing.is_needed(result)
+        if not self.body.pending_tasks() and not self.steps and not is_needed:
             self._body_ended(result)
             return
         self._closing_task = start_own_task(self._close_body(result))
@@ -929,7 +949,7 @@ class Drive:
         try:
             self.calls.is_refusing = True
             await self._end_tasks()
-            if not self.is_closed and self.closing.is_needed(result):
+            if not self.is_closed and self.closing is not None and self.closing.is_needed(result):
                 result = await self.closing.close(result)
         except asyncio.CancelledError as cut_off:
             if not self.is_closed:

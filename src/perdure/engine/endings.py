@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.body.calls import Calls
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
-from perdure.engine.calls import Calls
 from perdure.errors import CompensationFailed, DeadlineExceeded, RunCancelled, RunDead, SnapshotMismatch, name_key
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, entries_in_force

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from perdure import events
 from perdure.aio.own_tasks import current, own_context, start_own_task
+from perdure.body.calls import Call
+from perdure.body.leaving import CLOSING_SECONDS
 from perdure.codec import Codec
-from perdure.engine.calls import Call
-from perdure.engine.leaving import CLOSING_SECONDS
 from perdure.engine.subscriptions import Subscription, Subscriptions
 from perdure.errors import LeaseLost
 from perdure.events import Event, Listener

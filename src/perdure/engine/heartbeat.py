@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.aio.loop_watch import LOOK_EVERY, WatchedLoop
-from perdure.engine.body_queue import BodyQueue
+from perdure.body.body_queue import BodyQueue
 from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Claim, Pulse

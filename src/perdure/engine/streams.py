@@ -30,9 +30,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
+from perdure.body.calls import Calls
 from perdure.codec import Codec
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.calls import Calls
 from perdure.engine.recorder import Recorder
 from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotStorable, name_step
 from perdure.model.journal import Entry

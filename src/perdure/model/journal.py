@@ -19,10 +19,13 @@ from perdure.model.own_names import compensation_key, undone_by
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
+# `race` is never recorded: its key is only used.
 # `timer` is a sleep or a time limit of asyncio, named by its instant.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "patch", "approval", "child", "run", "cancel", "timer", "foreign"]
+Kind: TypeAlias = Literal[
+    "step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "timer", "foreign"
+]
 
 
 def name_kind(kind: Kind) -> str:

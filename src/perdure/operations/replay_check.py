@@ -17,7 +17,6 @@ import msgspec
 
 from perdure.codec.outcomes import Hints
 from perdure.engine.drive import Drive
-from perdure.engine.waits import PatchCall
 from perdure.errors import OnChange, PerdureError, RunDiverged, SnapshotMismatch, StepChanged, name_step
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Lease, RunInfo, RunRow, problem_text
@@ -135,7 +134,7 @@ class ReplayCheck(Drive):
     def _take_patch(self) -> bool:
         """Let a call of `ctx.patched` have the new code, without a record."""
         for call in self.calls.cursor.asked.values():
-            if isinstance(call, PatchCall):
+            if call.kind == "patch":
                 self.calls.cursor.withdraw(call)
                 call.tell(is_new=True)
                 return True

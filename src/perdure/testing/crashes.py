@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
+from perdure.ctx_calls.step_calls import StepCall
 from perdure.definition import Workflow
-from perdure.engine.step_calls import StepCall
 from perdure.errors import LeaseLost, PerdureError, StoreClosed
 from perdure.model.durations import instant
 from perdure.model.journal import entries_in_force

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.engine.step_calls import StepCall
+from perdure.ctx_calls.step_calls import StepCall
 
 _NOTHING: Final[Any] = object()
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.store_watch import POLL_SECONDS
+from perdure.body.leaving import give_up_left_tasks
 from perdure.engine.heartbeat import describe_blockage
-from perdure.engine.leaving import give_up_left_tasks
 from perdure.errors import LeaseLost, NotUndone, PerdureError, name_step
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment

@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from perdure.codec import dump_error
+from perdure.ctx_calls.step_calls import AttemptResult, Attempts, StepCall
 from perdure.engine.recorder import RolledBack
-from perdure.engine.step_calls import AttemptResult, Attempts, StepCall
 from perdure.errors import LeaseLost, PersistenceError, StepTimeout, TransactionFailed, ValueNotStorable
 from perdure.model.durations import MAX_INSTANT, MICROSECOND
 from perdure.model.journal import Entry, NextTry

@@ -14,13 +14,15 @@ import contextvars
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from perdure.body.calls import UNRECORDED, Call
 from perdure.codec import Codec
 from perdure.codec.hints import type_name
-from perdure.engine.calls import UNRECORDED, Call
+from perdure.engine.drive import Drive
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.approvals import MAX_PAYLOAD_BYTES, OpenApproval, expiry, new_nonce
@@ -29,10 +31,6 @@ from perdure.model.journal import Entry, Kind, OpenWait
 from perdure.model.records import Awaited, Signal
 from perdure.result import Approved, Expired, Rejected
 from perdure.snapshots.step_results import load_decision, load_value
-
-if TYPE_CHECKING:
-    from perdure.engine.drive import Drive
-    from perdure.engine.event_publisher import EventPublisher
 
 
 class _Missing:

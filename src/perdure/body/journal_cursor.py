@@ -183,7 +183,7 @@ class JournalCursor(Generic[C]):
         return starting
 
     def is_new(self, call: C) -> bool:
-        """Return whether the call may begin something of which the journal knows nothing: not if it is cancelled and only ends."""
+        """Return whether the call may begin something of which the journal knows nothing. One that is cancelled only ends."""
         return not call.opened and call.key not in self._loose and not call.is_cancelled
 
     def new_call(self) -> C | None:

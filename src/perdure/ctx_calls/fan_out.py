@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perdure.engine.body_queue import JoinFuture
+from perdure.body.body_queue import JoinFuture
 from perdure.model.records import check_positive
 from perdure.result import Err, Ok
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 from perdure.aio.own_tasks import current
 from perdure.aio.task_order import TaskCreator
-from perdure.engine.asyncio_internals import (
+from perdure.body.asyncio_internals import (
     GatheringFuture,
     TaskStep,
     callbacks_of,

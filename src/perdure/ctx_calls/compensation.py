@@ -18,22 +18,20 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import Call
-from perdure.engine.children import ChildCall, are_over, end_children, read_open_child, read_outcome
-from perdure.engine.step_calls import CalledStep, StepCall
+from perdure.body.calls import Call
+from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_open_child, read_outcome
+from perdure.ctx_calls.step_calls import CalledStep, StepCall
+from perdure.engine.drive import Drive
 from perdure.errors import COMPENSATION_PREFIX, CompensationFailed, NotUndone, PersistenceError, RunCancelled, RunDiverged
 from perdure.model.journal import Entry
 from perdure.result import Err
 from perdure.snapshots.effects import Effect, effects_in
 from perdure.snapshots.step_results import load_value
 from perdure.stepspec import parameter_type, spec_of
-
-if TYPE_CHECKING:
-    from perdure.engine.drive import Drive
 
 
 class _Undoing(NamedTuple):
@@ -86,7 +84,7 @@ class Closing:
 
     async def close(self, result: Any) -> Any:
         """End children and compensate. Return the run's result: the function's, a child's error or `CompensationFailed`."""
-        failed_child = await end_children(self._drive, must_cancel=isinstance(result, Err) or self._is_cancelled)
+        failed_child = await end_children(self._drive, self, must_cancel=isinstance(result, Err) or self._is_cancelled)
         if failed_child is not None:
             result = Err(failed_child)
         if not self._must_undo(result):
@@ -231,6 +229,13 @@ class Closing:
             return load_value(self._drive.codec, close, hint)
         except (ValueError, msgspec.MsgspecError) as reason:
             self._drive.corrupt(f"the record of step {close.key!r}", reason)
+
+
+def closing_of(drive: Drive) -> Closing:
+    """Return the closing of this drive, made when it is first needed."""
+    if not isinstance(drive.closing, Closing):
+        drive.closing = Closing(drive)
+    return drive.closing
 
 
 async def _was_called(_: object) -> None:

@@ -19,19 +19,16 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
+from typing import Any, ClassVar, Final, Literal, NoReturn
 
 from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
+from perdure.body.journal_cursor import AskingCall, JournalCursor
 from perdure.codec.failures import line_of
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.journal_cursor import AskingCall, JournalCursor
 from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, Kind, name_kind
 from perdure.result import Err
 from perdure.stepspec import StepInfo
-
-if TYPE_CHECKING:
-    from perdure.engine.event_publisher import EventPublisher
 
 # A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
 MOST_REFUSALS: Final = 100
@@ -105,8 +102,16 @@ class Call(AskingCall):
             if not waiter.done():
                 waiter.set_result(None)
 
-    def publish(self, publisher: EventPublisher, entry: Entry) -> None:
-        """Tell listeners of the entry that is delivered, if there is an event for it."""
+    def publish(self, publisher: Any, entry: Entry) -> None:
+        """Tell listeners, by an `EventPublisher`, of the entry that is delivered, if there is an event for it."""
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """The task in which the call does something has ended: record what it came to."""
+        raise NotImplementedError
+
+    def tell(self, *, is_new: bool) -> None:
+        """Decide a call of `ctx.patched` without a record."""
+        raise NotImplementedError
 
     def result(self) -> Any:
         """Return the value, or raise the error."""

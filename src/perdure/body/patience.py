@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.engine.body_queue import BodyQueue
-from perdure.engine.calls import Calls
+from perdure.body.body_queue import BodyQueue
+from perdure.body.calls import Calls
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry

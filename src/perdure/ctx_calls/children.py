@@ -17,18 +17,20 @@ import contextlib
 import contextvars
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from perdure import events
 from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply
+from perdure.body.calls import Call
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints, store_exception
-from perdure.engine.calls import Call
+from perdure.ctx_calls.step_calls import compare_arguments, load_result
 from perdure.engine.child_runs import ChildRuns, StartedChild
-from perdure.engine.step_calls import compare_arguments, load_result
+from perdure.engine.drive import Drive
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
     InvalidInput,
@@ -45,10 +47,6 @@ from perdure.model.journal import Entry, OpenChild, entries_in_force
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.options import StoredOptions, columns_of
 from perdure.stepspec import StepPlan, spec_of
-
-if TYPE_CHECKING:
-    from perdure.engine.drive import Drive
-    from perdure.engine.event_publisher import EventPublisher
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -482,7 +480,15 @@ def _forgotten(drive: Drive) -> Iterator[Entry]:
     yield from (entry for entry in last.values() if entry.phase == "open" and entry.seq not in started)
 
 
-async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | None:
+class ClosingWaits(Protocol):
+    """How the closing of a run waits, outside the body."""
+
+    async def wait_for(self, call: Call) -> None: ...
+    async def wait_for_any(self, calls: Sequence[Call]) -> None: ...
+    async def wait_on_host(self, future: asyncio.Future[Any]) -> None: ...
+
+
+async def end_children(drive: Drive, closing: ClosingWaits, *, must_cancel: bool) -> BaseException | None:
     """Return when every child of a function that has ended is over, but those that are detached; the error of one that failed.
 
     Children that the function has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are
@@ -497,19 +503,19 @@ async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | No
     error = next((found for call in children.handles if (found := call.failure()) is not None), None)
     for call in attached:
         if error is None and not must_cancel:
-            await drive.closing.wait_for_any(attached)
+            await closing.wait_for_any(attached)
             error = next((found for call in attached if (found := call.failure()) is not None), None)
     for call in attached:
         if call.entry is None and not call.is_cancelled:
             call.is_cancelled = True
             call.stop()
     for call in attached:
-        await drive.closing.wait_for(call)
+        await closing.wait_for(call)
     for pending in [*(call.started.created for call in calls if call.started.is_detached), *children.requests]:
-        await drive.closing.wait_on_host(pending)
+        await closing.wait_on_host(pending)
     left = [child for child in children.started if not child.is_over and not child.is_detached]
     if left and children.runs is not None:
-        await _end_given_up(drive, left)
+        await _end_given_up(drive, closing, left)
     return error
 
 
@@ -520,14 +526,14 @@ def _adopt_forgotten(drive: Drive) -> None:
         drive.children.started.append(StartedChild(opened.key, parent_key, info.id, info.detached, opened.seq))
 
 
-async def _end_given_up(drive: Drive, children: Sequence[StartedChild]) -> None:
+async def _end_given_up(drive: Drive, closing: ClosingWaits, children: Sequence[StartedChild]) -> None:
     """Ask these children to stop, and return when they have ended. The run may leave memory meanwhile."""
     rows = await _each(children, _runs_of(drive).get)
     running = [child for child, row in rows if row is not None and not row.ended and row.parent_id == drive.run.id]
     await _each(running, partial(_runs_of(drive).cancel, undo=drive.undoes))
     for child in running:
         while (row := await _runs_of(drive).get(child.id)) is not None and not row.ended:
-            drive.recorder.consume((await wait_for_row(drive, drive.closing, child)).seq)
+            drive.recorder.consume((await wait_for_row(drive, closing, child)).seq)
         child.is_over = True
 
 

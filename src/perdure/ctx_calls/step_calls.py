@@ -18,21 +18,23 @@ import types
 import warnings
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from perdure import events
 from perdure.aio.own_tasks import current
 from perdure.aio.threads import ThreadsClosed
+from perdure.body.calls import UNRECORDED, Call
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.failures import line_of
 from perdure.codec.outcomes import note_step, store_err, store_exception, store_value
 from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
-from perdure.engine.calls import UNRECORDED, Call
-from perdure.engine.error_reports import tell_of_losses
+from perdure.ctx_calls.error_reports import tell_of_losses
+from perdure.engine.drive import Drive
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
@@ -58,10 +60,6 @@ from perdure.model.own_names import compensation_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, current_step, mark_cancelled
-
-if TYPE_CHECKING:
-    from perdure.engine.drive import Drive
-    from perdure.engine.event_publisher import EventPublisher
 
 _OUTCOMES: Final = (Ok, Err)
 # In place of an error's class, of a step that was to run at most once and has no result.
@@ -132,7 +130,7 @@ async def _call_directly(drive: Drive, call: CalledStep) -> Any:
     context.run(current.set, info)
     try:
         value = await _await_in(context, context.run(step.fn, *step.args))
-    except (Exception, asyncio.CancelledError, BaseExceptionGroup) as raised:  # noqa: BLE001 - a step may raise anything
+    except (Exception, BaseExceptionGroup, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything
         if isinstance(raised, asyncio.CancelledError):
             drive.calls.free(call.key)
         call.outcome = None, attempt.fail(raised)
@@ -213,7 +211,7 @@ class UsedAgain(Call):
     __slots__ = ("called",)
     is_wait = True
 
-    def __init__(self, first: CalledStep, called: CalledStep) -> None:
+    def __init__(self, first: Call, called: CalledStep) -> None:
         super().__init__(f"{first.key}\0{id(self)}", "step")
         self.called = called
 

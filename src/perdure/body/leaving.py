@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any, Final
 
 from perdure.aio.code_places import CodePlace, innermost_place
-from perdure.engine.asyncio_internals import gathered, waited_for
-from perdure.engine.body_queue import BodyQueue, BodyTask
+from perdure.body.asyncio_internals import gathered, waited_for
+from perdure.body.body_queue import BodyQueue, BodyTask
 from perdure.errors import PerdureWarning
 from perdure.model.logs import log
 
