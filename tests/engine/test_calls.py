@@ -12,7 +12,8 @@ import pytest
 
 from perdure import Context, Err, Ok, Suspended, Workflow, stores
 from perdure.aio.own_tasks import start_own_task
-from perdure.body import asyncio_timers, body_queue, calls
+from perdure.body import body_queue, calls
+from perdure.engine import asyncio_timers
 from perdure.engine.asyncio_timers import DurableTimers
 from perdure.errors import RunCancelled
 from perdure.model.durations import MICROSECOND
