@@ -249,17 +249,17 @@ class RunDead(PerdureError):
 
 
 class RunInterrupted(PerdureError):
-    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread); only its attempt ended.
+    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread), or its task was cancelled from outside.
 
-    Nothing was recorded for it. The attempt counts as failed, and the run is tried again later.
+    Only the attempt ended, and nothing was recorded for it. It counts as failed, and the run is tried again later.
     """
 
-    def __init__(self, run_id: str, where: str, what: str) -> None:
-        super().__init__(run_id, where, what)
+    def __init__(self, run_id: str, where: str, what: str, advice: str = "raise an ordinary exception") -> None:
+        super().__init__(run_id, where, what, advice)
 
     def __str__(self) -> str:
-        run_id, where, what = self.args
-        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; raise an ordinary exception"
+        run_id, where, what, advice = self.args
+        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; {advice}"
 
 
 class StepNotStopped(PerdureError):

@@ -11,7 +11,6 @@ import pytest
 from tests.backends.registry import POSTGRES, SQLITE, Backend, on
 from tests.campaign import IS_FULL
 from tests.fuzz.killed import TOGETHER
-from tests.fuzz.test_fuzz import PROFILE
 
 # Tests of tests/fuzz have smaller seeds.
 FIRST: Final = 1_000_000
@@ -26,7 +25,7 @@ def test_every_attempt_goes_the_same_way_however_often_workers_are_killed(
     backend: Backend, dsn: str, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = min(first + PART, FIRST + PROGRAMS)
-    options = ["--kills", "--dsn", dsn, "--profile", PROFILE]
+    options = ["--kills", "--dsn", dsn]
     command = [sys.executable, "-m", "tests.fuzz", str(first), str(last), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     with capsys.disabled():

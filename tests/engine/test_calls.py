@@ -423,7 +423,7 @@ class _Recording:
 
 
 def _fire(drive: Any, *instants: int) -> None:
-    timers = DurableTimers(drive)
+    timers = DurableTimers(drive, [])
     for at in instants:
         timer: Any = SimpleNamespace(name=str(at), fires_at=at, armed=object())
         timers._fire(timer)

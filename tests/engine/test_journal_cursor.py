@@ -172,7 +172,7 @@ def test_a_call_begins_at_the_rest_after_it_was_settled_and_in_the_order_of_the_
     first, second = ask(cursor, "b", "a")
     cursor.begin()
     assert cursor.take_begun() == []
-    assert cursor.has_unsettled
+    assert cursor.has_unstarted
     rest(cursor)
     assert (first.is_settled, first.has_begun) == (True, True)
     assert cursor.take_begun() == [first, second]

@@ -1,4 +1,4 @@
-"""A fuzzer of workflow functions: random programs, run through crashes on any engine, by perdure's public API alone.
+"""A fuzzer of workflow functions: random programs, run through crashes, by perdure's public API alone.
 
 `programs` makes a tree of constructs from a seed, `constructs` and its neighbours run such a tree as a workflow function that
 writes a trace, `process` is one life of a process that drives it, `trial` is one program through several lives, `judge` says what

@@ -38,18 +38,22 @@ async def _signal(body: Body, key: str, name: str) -> Any:
     return value
 
 
-@construct("cancelled_in_step", "own", "exact", weight=0)
+@construct("cancelled_in_step", "own", weight=0)
 async def cancelled_in_step(body: Body, node: Node) -> Any:
     """Await a thread, which takes longer on a replay, and then a step in which the run is cancelled.
 
     Aimed at: a cancellation carries how many calls the body had made. Without that a replay gives it to the body too early.
     """
-    await asyncio.to_thread(time.sleep, 0.001 if body.showing.is_first else 0.1)
-    body.note(node.at, "the thread has ended")
-    return await body.step(body.steps.cancelling(body.process.cancel_from_step), node.at)
+    place = "in the thread"  # noted only once it is recorded that the run was cancelled there
+    try:
+        await asyncio.to_thread(time.sleep, 0.001 if body.showing.is_first else 0.1)
+        place = "in the step"
+        return await body.step(body.steps.cancelling(body.process.cancel_from_step), node.at)
+    finally:
+        body.note(node.at, place)
 
 
-@construct("emit_beside_call", "exact", args=lambda rng: (rng.choice((1, 1100)),))
+@construct("emit_beside_call", args=lambda rng: (rng.choice((1, 1100)),))
 async def emit_beside_call(body: Body, node: Node) -> Any:
     """Emit while a call was made that has not started, and cancel the call.
 
@@ -67,7 +71,7 @@ async def emit_beside_call(body: Body, node: Node) -> Any:
         body.note(node.at, "cancelled", call.cancelled())
 
 
-@construct("short_scopes", "anyio", "clock")
+@construct("short_scopes", "anyio")
 async def short_scopes(body: Body, node: Node) -> Any:
     """Cut steps off by scopes of anyio, whose timers fire a little early on uvloop and are armed again.
 
@@ -81,7 +85,7 @@ async def short_scopes(body: Body, node: Node) -> Any:
         body.note(node.at, number, limit.cancelled_caught)
 
 
-@construct("spinning", "exact")
+@construct("spinning")
 async def spinning(body: Body, node: Node) -> Any:
     """Look at a step in every turn of the loop.
 
@@ -98,7 +102,7 @@ _OWN_IO: Final = 0.6
 _LIMIT: Final = 0.5
 
 
-@construct("limit_after_io", "own", "clock", weight=0)
+@construct("limit_after_io", "own", weight=0)
 async def limit_after_io(body: Body, node: Node) -> Any:
     """Begin a time limit after I/O that took longer than it.
 

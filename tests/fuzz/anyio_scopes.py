@@ -38,7 +38,7 @@ def keep_scopes_in_order() -> None:
     backend.CancelScope.__init__ = ordered  # type: ignore[method-assign]  # see above
 
 
-@construct("anyio_group", "anyio", "exact", inside=(2, 3))
+@construct("anyio_group", "anyio", inside=(2, 3))
 async def anyio_group(body: Body, node: Node) -> Any:
     import anyio
 
@@ -56,7 +56,7 @@ async def anyio_group(body: Body, node: Node) -> Any:
     return values
 
 
-@construct("move_on_after", "anyio", "clock", args=lambda rng: (rng.choice((0.001, 0.004, 0.02)),), inside=(1, 2))
+@construct("move_on_after", "anyio", args=lambda rng: (rng.choice((0.001, 0.004, 0.02)),), inside=(1, 2))
 async def move_on_after(body: Body, node: Node) -> Any:
     import anyio
 
@@ -66,7 +66,7 @@ async def move_on_after(body: Body, node: Node) -> Any:
     return limit.cancelled_caught
 
 
-@construct("fail_after", "anyio", "clock", args=lambda rng: (rng.choice((0.001, 0.004, 0.02)),), inside=(1, 1))
+@construct("fail_after", "anyio", args=lambda rng: (rng.choice((0.001, 0.004, 0.02)),), inside=(1, 1))
 async def fail_after(body: Body, node: Node) -> Any:
     import anyio
 
@@ -77,7 +77,7 @@ async def fail_after(body: Body, node: Node) -> Any:
         return "late"
 
 
-@construct("cancel_scope", "anyio", "exact", inside=(2, 2))
+@construct("cancel_scope", "anyio", inside=(2, 2))
 async def cancel_scope(body: Body, node: Node) -> Any:
     """Cancel a scope from a branch beside it."""
     import anyio

@@ -20,13 +20,14 @@ from perdure import Context, stores
 from perdure.store import Store
 from tests.fuzz import constructs
 from tests.fuzz.body import IN_BODY
-from tests.fuzz.engine import LOOP_METHODS
 from tests.fuzz.hosting import hosting
-from tests.fuzz.programs import Profile, Program, available, random_program
+from tests.fuzz.programs import Program, available, random_program
 from tests.fuzz.trial import Count, Failure, Surroundings, Trial
 
 # After so many programs everything comes to rest, and what is left behind is looked for.
 BATCH: Final = 100
+# The methods of a loop that the engine replaces while bodies are in memory.
+LOOP_METHODS: Final = ("call_soon", "call_soon_threadsafe", "create_task", "call_later", "call_at", "time")
 
 
 @dataclass
@@ -35,7 +36,6 @@ class Settings:
 
     store: Literal["memory", "sqlite"] = "memory"
     loop: Literal["asyncio", "uvloop", "debug"] = "asyncio"
-    profile: Profile = "today"
     is_eager: bool = False
     side_by_side: int = 8
     # In how many rounds processes are lost; None: at every length of a small journal.
@@ -73,7 +73,7 @@ class Report:
 
 def run(seeds: Iterable[int], settings: Settings) -> Report:
     """Run the programs of these seeds, on a loop of its own."""
-    haves = available(settings.profile, settings.store)
+    haves = available(settings.store)
     return try_programs([random_program(seed, haves) for seed in seeds], settings)
 
 

@@ -180,13 +180,13 @@ async def start_child(body: Body, node: Node) -> Any:
     return await handle if how in {"await", "cancel"} else how
 
 
-@construct("emit_much", "exact")
+@construct("emit_much")
 async def emit_much(body: Body, node: Node) -> None:
     """Emit so many items that the store has to catch up."""
     await _emit_in_branches(body, node, 1500)
 
 
-@construct("emit", "exact")
+@construct("emit")
 async def emit(body: Body, node: Node) -> None:
     await _emit_in_branches(body, node, 3)
 
@@ -207,7 +207,7 @@ async def emitting_step(body: Body, node: Node) -> Any:
     return await body.step(body.steps.emitting, node.at)
 
 
-@construct("progress", "exact")
+@construct("progress")
 async def progress(body: Body, node: Node) -> Any:
     body.ctx.set_progress({"at": node.at})
 
@@ -218,7 +218,7 @@ async def patched(body: Body, node: Node) -> Any:
     return await body.step(body.steps.quick, f"{node.at} {is_new}")
 
 
-@construct("values", "exact")
+@construct("values")
 async def values(body: Body, node: Node) -> Any:
     """Note the values that a replay has to repeat."""
     return [body.ctx.now().isoformat(), str(body.ctx.uuid4()), body.ctx.random(), str(body.ctx.uuid4(key=node.at))]
@@ -241,7 +241,7 @@ async def key_again(body: Body, node: Node) -> Any:
     return await body.step(body.steps.quick, node.at) if call.cancelled() else call.result()
 
 
-@construct("cancels_itself", "exact")
+@construct("cancels_itself")
 async def cancels_itself(body: Body, node: Node) -> Any:
     async def branch() -> None:
         task = asyncio.current_task()

@@ -5,25 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tests.fuzz.process import MAIN
 from tests.fuzz.programs import Program
 from tests.fuzz.world import Attempt, World
 
-# Notes of what follows a cancellation. Today's engine does not wait for the store before the body sees one.
-_NOT_ACKNOWLEDGED: Final = frozenset({"cancelled", "cleaned up", "returned", "limit"})
 
-
-def violations(program: Program, world: World, inboxes: dict[str, set[int]], *, in_order: bool = True) -> list[str]:
-    """Return what was wrong, in sentences. `inboxes` has the seqs that were never consumed, by run.
-
-    Without `in_order`, traces are compared that are complete, and only by what is in them, as those of bodies with own I/O are.
-    """
+def violations(program: Program, world: World, inboxes: dict[str, set[int]]) -> list[str]:
+    """Return what was wrong, in sentences. `inboxes` has the seqs that were never consumed, by run."""
     return [
         *world.wrong,
         *_ends(program, world),
-        *_traces(program, world, in_order=in_order and not program.has_own_io),
+        *_traces(program, world),
         *_signals(program, world, inboxes),
         *_compensations(world),
     ]
@@ -52,28 +46,22 @@ def _ends(program: Program, world: World) -> Iterator[str]:
             yield f"run {run_id!r} is dead"
 
 
-def _traces(program: Program, world: World, *, in_order: bool) -> Iterator[str]:
+def _traces(program: Program, world: World) -> Iterator[str]:
+    """Compare attempts in order; of bodies with I/O of their own those that are complete, and only by what is in them."""
     noted = sum(len(attempt.trace) for attempts in world.attempts.values() for attempt in attempts)
     if not noted and not program.is_cut_short:
         yield "no attempt has a trace: there is nothing to compare"
     for (run_id, round_), attempts in world.attempts.items():
         for earlier, later in _pairs(attempts):
             name = f"run {run_id!r}, round {round_}: {earlier} and {later}"
-            before, now = _compared(program, earlier), _compared(program, later)
-            if not in_order:
+            before, now = earlier.trace, later.trace
+            if program.has_own_io:
                 if earlier.is_complete and later.is_complete and not _is_cut_short(program, earlier, later):
                     yield from _other_things(name, before, now)
                 continue
             yield from _difference(name, before, now)
             if earlier.is_complete and later.is_complete and len(now) != len(before):
                 yield f"{name} are complete, and have traces of {len(before)} and {len(now)}"
-
-
-def _compared(program: Program, attempt: Attempt) -> Sequence[Any]:
-    """Return the part of a trace that the engine is to repeat in order."""
-    if program.is_exact:
-        return attempt.trace
-    return [each for each in attempt.trace if each[1] not in _NOT_ACKNOWLEDGED]
 
 
 def _is_cut_short(program: Program, *attempts: Attempt) -> bool:

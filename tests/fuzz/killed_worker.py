@@ -22,7 +22,7 @@ from tests.fuzz.body import workflows_of
 from tests.fuzz.hosting import Hosting, hosting
 from tests.fuzz.mortal_store import ClientStore
 from tests.fuzz.process import MAIN, End, Process
-from tests.fuzz.programs import Profile, Program, available, random_program
+from tests.fuzz.programs import Program, available, random_program
 from tests.fuzz.world import World
 
 
@@ -30,7 +30,6 @@ class Task(NamedTuple):
     """What a worker process is to drive: the program of a seed, on a store, until its end."""
 
     seed: int
-    profile: Profile
     dsn: str
     events: str
     # Which life of the program this is, and how it ends, if not by itself.
@@ -39,7 +38,7 @@ class Task(NamedTuple):
 
     @property
     def program(self) -> Program:
-        return random_program(self.seed, available(self.profile, self.dsn.partition(":")[0]))
+        return random_program(self.seed, available(self.dsn.partition(":")[0]))
 
     def open_store(self) -> FullStore:
         """Return the store, in which every program has a place of its own."""

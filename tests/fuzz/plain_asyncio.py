@@ -143,7 +143,7 @@ def _very_deep_arguments(rng: random.Random) -> tuple[str, int, int, int]:
     return rng.choice(("gather", "shield", "mixed")), rng.randint(5, 30), rng.randint(0, 30), SHALLOW
 
 
-@construct("very_deep", "exact", args=_very_deep_arguments)
+@construct("very_deep", args=_very_deep_arguments)
 async def very_deep(body: Body, node: Node) -> Any:
     await _at_depths(body, node, node.args[1:], node.args[0])
 
@@ -266,7 +266,7 @@ async def generator(body: Body, node: Node) -> Any:
         await found.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 
-@construct("dropped_generator", "exact", inside=(2, 3))
+@construct("dropped_generator", inside=(2, 3))
 async def dropped_generator(body: Body, node: Node) -> Any:
     """Leave an async generator after its first value, and let asyncio close it."""
 
@@ -284,7 +284,7 @@ async def dropped_generator(body: Body, node: Node) -> Any:
     return None
 
 
-@construct("turns", "exact", args=lambda rng: (rng.randint(1, 5),))
+@construct("turns", args=lambda rng: (rng.randint(1, 5),))
 async def turns(body: Body, node: Node) -> Any:
     for _ in range(node.args[0]):
         await asyncio.sleep(0)
@@ -310,7 +310,7 @@ async def race(body: Body, node: Node) -> Any:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@construct("asyncio_timeout", "clock", args=_limit, inside=(1, 1), weight=2)
+@construct("asyncio_timeout", args=_limit, inside=(1, 1), weight=2)
 async def asyncio_timeout(body: Body, node: Node) -> Any:
     try:
         async with asyncio.timeout(node.args[0]):
@@ -319,7 +319,7 @@ async def asyncio_timeout(body: Body, node: Node) -> Any:
         return "late"
 
 
-@construct("moved_timeout", "clock", inside=(2, 2))
+@construct("moved_timeout", inside=(2, 2))
 async def moved_timeout(body: Body, node: Node) -> Any:
     """Put a time limit off while it runs."""
     try:
@@ -334,7 +334,7 @@ async def moved_timeout(body: Body, node: Node) -> Any:
         return "late"
 
 
-@construct("wait_for", "clock", args=_limit, inside=(1, 1), weight=2)
+@construct("wait_for", args=_limit, inside=(1, 1), weight=2)
 async def wait_for(body: Body, node: Node) -> Any:
     try:
         return await asyncio.wait_for(body.run(node.inside[0]), node.args[0])
@@ -342,7 +342,7 @@ async def wait_for(body: Body, node: Node) -> Any:
         return "late"
 
 
-@construct("wait_timeout", "clock", args=_limit, inside=(1, 3))
+@construct("wait_timeout", args=_limit, inside=(1, 3))
 async def wait_timeout(body: Body, node: Node) -> Any:
     tasks = body.tasks(node)
     done, pending = await asyncio.wait(tasks, timeout=node.args[0])
@@ -352,12 +352,12 @@ async def wait_timeout(body: Body, node: Node) -> Any:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@construct("asyncio_sleep", "clock", args=lambda rng: (rng.choice((0.001, 0.003, 0.01)),), weight=2)
+@construct("asyncio_sleep", args=lambda rng: (rng.choice((0.001, 0.003, 0.01)),), weight=2)
 async def asyncio_sleep(body: Body, node: Node) -> Any:
     await asyncio.sleep(node.args[0])
 
 
-@construct("key_in_limits", "clock")
+@construct("key_in_limits")
 async def key_in_limits(body: Body, node: Node) -> Any:
     """Use a key again that a time limit has cancelled."""
     for number in range(3):
@@ -369,7 +369,7 @@ async def key_in_limits(body: Body, node: Node) -> Any:
     return None
 
 
-@construct("eager", "3.12", "exact", inside=(2, 3))
+@construct("eager", "3.12", inside=(2, 3))
 async def eager(body: Body, node: Node) -> Any:
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"eager_start": True}

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 if TYPE_CHECKING:
     from tests.fuzz.body import Body
 
-Profile: TypeAlias = Literal["today", "all"]
-# What a construct may need: a clock of the body's own that is durable (`clock`), exactness that today's engine does not have
-# (`exact`), I/O of the body's own (`own`), a store with transactions (`sql`), a library, or a version of Python.
-Need: TypeAlias = Literal["clock", "exact", "own", "sql", "anyio", "aiosqlite", "3.12"]
+# What a construct may need: I/O of the body's own (`own`), a store with transactions (`sql`), a library, or a version of Python.
+Need: TypeAlias = Literal["own", "sql", "anyio", "aiosqlite", "3.12"]
 Run: TypeAlias = "Callable[[Body, Node], Awaitable[Any]]"
 Arguments: TypeAlias = Callable[[random.Random], tuple[Any, ...]]
 
@@ -98,8 +96,6 @@ class Program:
     cleans_up: bool = False
     # Whether its steps may cancel the run.
     cancels_itself: bool = False
-    # Whether the engine repeats the places of cancellations too. Today's does not quite: they are not acknowledged.
-    is_exact: bool = True
 
     @property
     def has_own_io(self) -> bool:
@@ -122,11 +118,9 @@ class Program:
         return "\n".join([f"program {self.seed}: {', '.join(options)}", *self.tree.lines()])
 
 
-def available(profile: Profile, store: str) -> frozenset[Need]:
+def available(store: str) -> frozenset[Need]:
     """Return what constructs may need here."""
     found: set[Need] = set()
-    if profile == "all":
-        found |= {"clock", "exact"}
     if store == "sqlite":
         found.add("sql")
     if find_spec("anyio") is not None:
@@ -147,7 +141,7 @@ def random_program(seed: int, haves: frozenset[Need]) -> Program:
         # A time limit or a race around own I/O may end another way on a replay, and what follows is then another program.
         known = [each for each in known if "own" in each.needs or each.kind in BESIDE_OWN_IO]
     tree = Node("seq", "r", (), tuple(_random_node(rng, known, f"r.{n}", 0) for n in range(rng.randint(2, 4))))
-    program = Program(seed, tree, is_exact="exact" in haves, raises=rng.random() < 0.3, cleans_up=rng.random() < 0.5)
+    program = Program(seed, tree, raises=rng.random() < 0.3, cleans_up=rng.random() < 0.5)
     if rng.random() < 0.1:
         program = replace(program, rounds=rng.randint(1, 2))
     if not is_own and rng.random() < 0.15:
@@ -162,7 +156,7 @@ def aimed_program(seed: int, kind: str, haves: frozenset[Need]) -> Program:
     chosen, rng = CONSTRUCTS[kind], random.Random(seed)
     inside = tuple(Node("step", f"r.0.{number}") for number in range(chosen.inside[0]))
     tree = Node("seq", "r", (), (Node(kind, "r.0", chosen.args(rng), inside),))
-    return Program(seed, tree, is_exact="exact" in haves, cleans_up=True, cancels_itself=kind == "cancelled_in_step")
+    return Program(seed, tree, cleans_up=True, cancels_itself=kind == "cancelled_in_step")
 
 
 # Constructs whose I/O comes before or after their calls.

@@ -10,10 +10,9 @@ import pytest
 from tests.campaign import IS_FULL
 from tests.fuzz.campaign import Settings, run, try_programs
 from tests.fuzz.judge import violations
-from tests.fuzz.programs import CONSTRUCTS, Profile, aimed_program, available, random_program
+from tests.fuzz.programs import CONSTRUCTS, aimed_program, available, random_program
 from tests.fuzz.world import World
 
-PROFILE: Final[Profile] = "all"
 AIMED: Final = (
     "one_at_a_time",
     "cancelled_in_step",
@@ -29,24 +28,24 @@ TOGETHER: Final = 1_000
 
 
 def test_every_attempt_of_a_random_program_goes_the_same_way() -> None:
-    report = run(range(110), Settings(profile=PROFILE, side_by_side=16))
+    report = run(range(110), Settings(side_by_side=16))
     assert report.is_clean, str(report)
 
 
 def test_so_it_does_on_sqlite() -> None:
-    report = run(range(150, 170), Settings(profile=PROFILE, store="sqlite", side_by_side=16))
+    report = run(range(150, 170), Settings(store="sqlite", side_by_side=16))
     assert report.is_clean, str(report)
 
 
 def test_so_it_does_wherever_the_process_is_lost() -> None:
-    report = run(range(190, 200), Settings(profile=PROFILE, rounds=None, side_by_side=16))
+    report = run(range(190, 200), Settings(rounds=None, side_by_side=16))
     assert report.is_clean, str(report)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in AIMED if CONSTRUCTS[kind].needs <= available(PROFILE, "memory") | {"own"}])
+@pytest.mark.parametrize("kind", [kind for kind in AIMED if CONSTRUCTS[kind].needs <= available("memory") | {"own"}])
 def test_so_does_a_program_that_is_aimed_at_one_rule(kind: str) -> None:
-    programs = [aimed_program(seed, kind, available(PROFILE, "memory")) for seed in range(40 if IS_FULL else 4)]
-    report = try_programs(programs, Settings(profile=PROFILE))
+    programs = [aimed_program(seed, kind, available("memory")) for seed in range(40 if IS_FULL else 4)]
+    report = try_programs(programs, Settings())
     assert report.is_clean, str(report)
 
 
@@ -55,16 +54,16 @@ def test_so_does_a_program_that_is_aimed_at_one_rule(kind: str) -> None:
 def test_a_thorough_campaign_finds_nothing(first: int) -> None:
     number = first // TOGETHER
     store, loop = ("memory", "memory", "sqlite")[number % 3], ("asyncio", "uvloop", "asyncio", "debug")[number % 4]
-    report = run(range(first, first + TOGETHER), Settings(profile=PROFILE, store=store, loop=loop, side_by_side=16))  # type: ignore[arg-type]  # words of the literal types
+    report = run(range(first, first + TOGETHER), Settings(store=store, loop=loop, side_by_side=16))  # type: ignore[arg-type]  # words of the literal types
     assert report.is_clean, str(report)
 
 
 def test_a_run_that_showed_nothing_is_refused() -> None:
-    program = random_program(0, available(PROFILE, "memory"))
+    program = random_program(0, available("memory"))
     world = World(random.Random(0), created={"main"}, ended={"main": "completed"})
     assert violations(program, world, {}) == ["no attempt has a trace: there is nothing to compare"]
 
 
 def test_the_same_seed_makes_the_same_program() -> None:
-    haves = available("all", "sqlite")
+    haves = available("sqlite")
     assert str(random_program(7, haves)) == str(random_program(7, haves))

@@ -12,6 +12,7 @@ not set is passed over.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,25 +33,33 @@ _MANY: Final = 1_000
 class DurableTimers:
     """The timers of asyncio that the body of one drive has set."""
 
-    def __init__(self, drive: Drive) -> None:
+    def __init__(self, drive: Drive, claimed: Sequence[Entry]) -> None:
         # Weak: the drive refers to this.
         self._drive = weakref.ref(drive)
         # When timers fire whose run has left memory before that, by name.
         self._fires_at: dict[str, int] = {}
         # What an earlier drive, or this one, has recorded of a timer that is set.
         self._opened: dict[str, int] = {}
-        self._fired = 0
-        # When the last entry was delivered live, or when the run began; None during a replay.
-        self._since = None if drive.is_resumed else drive.run.began_at
+        self._fired = sum(entry.kind == "timer" and entry.phase == "close" for entry in claimed)
+        # Whether the run itself has recorded anything: what a fork or a snapshot brings along was recorded by another.
+        self._has_own = any(entry.epoch and entry.phase != "drop" for entry in claimed)
+        # When the run was retried: time limits that had not passed begin again.
+        self._retried_at = max((entry.ended_at for entry in claimed if entry.phase == "drop" and entry.epoch), default=0)
+        # When the last entry was delivered live; None during a replay.
+        self._since: int | None = None
 
     def take(self, entry: Entry) -> bool:
         """Fire the timer of the next entry, if the body has set it. An entry that says when it fires is noted."""
         drive, name = self._get(), entry.key.removeprefix(TIMER_PREFIX)
+        if entry.phase == "cancel":
+            self._opened.pop(name, None)
+            return False
         if entry.phase == "open":
             fires_at = msgspec.json.decode(entry.payload, type=OpenWait).deadline
             if fires_at is not None:
                 self._opened[name] = self._fires_at[name] = fires_at
             return False
+        self._opened.pop(name, None)
         timer = drive.body.timers.get(name)
         if timer is None:
             return False
@@ -70,15 +79,30 @@ class DurableTimers:
         return self._get().body.was_set(entry.key.removeprefix(TIMER_PREFIX))
 
     def arm(self) -> None:
-        """The run is live: let what is set fire at its instant."""
+        """The run is live: let what is set fire at its instant. Note what was cancelled if the journal says that it is set."""
         drive = self._get()
+        for name in [name for name in self._opened if name not in drive.body.timers and drive.body.was_set(name)]:
+            del self._opened[name]
+            now = drive.clock.now()
+            drive.recorder.append(TIMER_PREFIX + name, "", kind="timer", phase="cancel", started_at=now, ended_at=now)
         unarmed, drive.body.unarmed = drive.body.unarmed, []
         for timer in unarmed:
             if drive.body.timers.get(timer.name) is timer:  # neither cancelled nor fired
-                # The body's time stands still while it does something of its own, which its time limits do not count.
-                late = 0 if self._since is None else max(0, drive.clock.now() - self._since)
-                timer.fires_at = min(self._fires_at.get(timer.name, timer.at + late), MAX_INSTANT)
+                timer.fires_at = min(self._fires_at.get(timer.name) or self._instant(timer), MAX_INSTANT)
                 timer.armed = drive.clock.call_at(timer.fires_at, self._fire, timer)
+
+    def _instant(self, timer: BodyTimer) -> int:
+        """Return when a timer fires of which nothing is recorded.
+
+        The body's time stands still while it does something of its own, and while the run waits for a worker: a time limit does
+        not count that.
+        """
+        drive = self._get()
+        since = self._since if self._since is not None or self._has_own else drive.body.now
+        late = 0 if since is None else max(0, drive.clock.now() - since)
+        if timer.set_at < self._retried_at:
+            return max(timer.at + late, self._retried_at + timer.at - timer.set_at)
+        return timer.at + late
 
     def wake_at(self) -> int | None:
         """Return when the first one fires."""
@@ -109,6 +133,7 @@ class DurableTimers:
         if drive is None or drive.must_not_record or timer.armed is None:
             return
         timer.armed = None
+        self._opened.pop(timer.name, None)
         # Never before its instant: some loops fire early.
         at = max(drive.clock.now(), timer.fires_at)
         drive.record(None, key=TIMER_PREFIX + timer.name, kind="timer", started_at=timer.fires_at, ended_at=at)

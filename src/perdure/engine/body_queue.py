@@ -38,6 +38,7 @@ from perdure.engine.asyncio_internals import (
 )
 from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log
+from perdure.stepspec import StepInfo
 
 # A body that never rests (a loop around sleep(0)) counts as resting after so many turns.
 TURNS: Final = 200
@@ -92,13 +93,14 @@ class _TracedHandle(Handle):
 class BodyTimer(events.TimerHandle):
     """A sleep or a time limit of asyncio in a body: that it is over is an entry of the journal, under the name of its instant."""
 
-    __slots__ = ("armed", "at", "body", "fires_at", "name")
+    __slots__ = ("armed", "at", "body", "fires_at", "name", "set_at")
 
     def __init__(self, body: BodyQueue, when: float, at: int, name: str, callback: Any, args: Any, context: Any) -> None:
         super().__init__(when, callback, args, body.loop, context)
         self.body = body
-        # The instant in microseconds, as the body sees it, and when it fires.
+        # Its instant in microseconds, as the body sees it, when it fires, and when it was set.
         self.at = self.fires_at = at
+        self.set_at = body.now
         self.name = name
         # What will fire it, once the run is live.
         self.armed: Any = None
@@ -138,7 +140,9 @@ class BodyTask(asyncio.Task[Any]):
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel it. From outside the body (Ctrl-C, a time limit of the host) that means that the body has to leave memory."""
         body = self.body
-        if body.is_pumping or body.is_closing or body.is_over or self.done():
+        # Without a store the functions of steps run in this task, and set time limits of their own.
+        is_by_body = body.has_steps if isinstance(current.get(), StepInfo) else body.is_pumping
+        if is_by_body or body.is_closing or body.is_over or self.done():
             return super().cancel(msg)
         body.is_interrupted = True
         body.schedule()
@@ -183,6 +187,7 @@ class BodyQueue(TaskCreator):
         "callback",
         "context",
         "drive",
+        "has_steps",
         "interrupt",
         "is_closing",
         "is_idle",
@@ -231,6 +236,8 @@ class BodyQueue(TaskCreator):
         self._count = self._turns = 0
         self.is_idle = True
         self.is_pumping = False
+        # Whether functions of steps run in tasks of the body.
+        self.has_steps = False
         # Whether the body leaves memory or has ended: what its tasks still do is cleaning up.
         self.is_closing = False
         self.is_over = False

@@ -154,8 +154,9 @@ class Drive:
         cursor.last_at = self.run.began_at
         self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
         self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
+        self.body.has_steps = store is None
         self.waits.on_change = self.body.schedule
-        self.timers = DurableTimers(self)
+        self.timers = DurableTimers(self, claim.journal)
         self._patience = Patience(self.clock, settings.unload_grace, self.body, self.calls)
         self.idempotency_keys = IdempotencyKeys(claim.run.id, claim.run.generation, recorded.intents, recorded.undone)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
@@ -258,6 +259,15 @@ class Drive:
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
         return self.is_closed or self._ending is not None
+
+    @property
+    def records_nothing(self) -> bool:
+        """Whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
+        return self._store is None and not self.rebuilds_errors and not self.is_check and not self.publisher.subscribers
+
+    def note_time(self) -> None:
+        """A step of a run has ended of which nothing is recorded: that is the time of the body now."""
+        self.body.now = self.calls.cursor.last_at = self.clock.now()
 
     def result(self) -> Any:
         """Return the value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
@@ -457,7 +467,7 @@ class Drive:
         """Fire the timer of this entry. Return False to wait until the body sets it, and None to pass the entry over."""
         if self.timers.take(entry):
             return True
-        if entry.phase == "open" or self.timers.was_set(entry):
+        if entry.phase != "close" or self.timers.was_set(entry):
             return None
         return False if self._patience.has(entry, is_spinning=is_spinning) else None
 
@@ -524,12 +534,14 @@ class Drive:
     def _go_on_live(self, *, is_spinning: bool) -> bool:
         """The journal is used up: take the next step that was not taken before."""
         cursor = self.calls.cursor
-        if not self.cancellation.is_next and (error := self.calls.find_divergence()) is not None:
+        # A function that has ended is not cancelled any more.
+        is_cancelled_next = self.cancellation.is_next and self._closing_task is None
+        if not is_cancelled_next and (error := self.calls.find_divergence()) is not None:
             missing = min(cursor.missing.values(), key=lambda entry: entry.seq)
             if not self._patience.has(missing, is_spinning=is_spinning):
                 self._stop_misfit(error)
             return False
-        if self.cancellation.is_next:
+        if is_cancelled_next:
             return self._record_cancel()
         self.is_live = True
         self._start_calls()
@@ -670,7 +682,8 @@ class Drive:
     def note_cancelled_from_outside(self, what: str) -> None:
         """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
         self._close("unloaded")
-        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside"))
+        advice = "to end the run, use runtime.cancel; to end a branch, cancel its task in the workflow function"
+        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside", advice))
 
     def _fail_alone(self, failure: RunInterrupted) -> None:
         """Give the run up, unless the drive is cancelled too, as it is by Ctrl-C."""
@@ -816,8 +829,6 @@ class Drive:
 
     def _record_cancel(self) -> bool:
         """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""
-        if self._closing_task is not None:
-            return False
         cancellation = self.cancellation
         if cancellation.is_recorded:
             return False
@@ -1018,8 +1029,9 @@ class Drive:
         try:
             if self._progress is not None:
                 await self._progress.flush()
-            is_cancelled_now = self.cancellation.is_next or self.cancellation.is_on_its_way
-            if self._attention.done() or self.at_work or self.waits.has_due() or self.calls.cursor.entries or is_cancelled_now:
+            is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
+            cursor, is_busy = self.calls.cursor, bool(self.at_work) or self.waits.has_due() or self._attention.done()
+            if is_busy or cursor.entries or cursor.has_unstarted or is_cancelled_now:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
                 if self.undoes and (stuck := await self._find_stuck_child()) is not None:

@@ -156,9 +156,9 @@ class JournalCursor(Generic[C]):
         self._unsettled.clear()
 
     @property
-    def has_unsettled(self) -> bool:
-        """Whether a call was made since the last rest."""
-        return bool(self._unsettled)
+    def has_unstarted(self) -> bool:
+        """Whether a call was made that was not started."""
+        return bool(self._unsettled or self._settled or self._begun)
 
     def begin(self) -> None:
         """Nothing keeps calls back at this rest: those that are settled have begun."""
@@ -183,8 +183,8 @@ class JournalCursor(Generic[C]):
         return starting
 
     def is_new(self, call: C) -> bool:
-        """Return whether the journal knows nothing of this call."""
-        return not call.opened and call.key not in self._loose
+        """Return whether the call may begin something of which the journal knows nothing: not if it is cancelled and only ends."""
+        return not call.opened and call.key not in self._loose and not call.is_cancelled
 
     def new_call(self) -> C | None:
         """Return the first call that is kept back because something is missing."""

@@ -441,8 +441,10 @@ class Recorder:
         self._wrote(entries)
         if items:
             self.on_items_written(items)
+        # What the body appends now that it goes on is sent when it rests.
+        is_more_to_write = self._entries or self._holders or self._are_items_due
         self.report_written()
-        if self._entries or self._holders or self._are_items_due:
+        if is_more_to_write:
             self._start_next()
 
     def _put_back(self, entries: list[Entry], consume: list[int], items: list[Item]) -> None:

@@ -22,9 +22,7 @@ Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # `timer` is a sleep or a time limit of asyncio, named by its instant.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal[
-    "step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "timer", "foreign"
-]
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "patch", "approval", "child", "run", "cancel", "timer", "foreign"]
 
 
 def name_kind(kind: Kind) -> str:
