@@ -366,6 +366,16 @@ def test_while_something_is_missing_new_calls_are_kept_back_and_known_ones_start
     assert cursor.new_call() is new
 
 
+def test_a_cancelled_call_ends_although_something_is_missing() -> None:
+    cursor = replaying(entry(1, "gone"))
+    (call,) = ask(cursor, "new")
+    call.is_cancelled = True
+    rest(cursor)
+    cursor.pass_over()
+    assert cursor.new_call() is None
+    assert cursor.take_begun() == [call]
+
+
 @pytest.mark.parametrize(
     ("passed", "owed", "retired", "is_missing"),
     [
