@@ -79,7 +79,9 @@ def run(seeds: Iterable[int], settings: Settings) -> Report:
 
 def try_programs(programs: Sequence[Program], settings: Settings) -> Report:
     """Run these programs, on a loop of its own."""
-    logging.getLogger("perdure").setLevel(logging.CRITICAL + 1)
+    logger = logging.getLogger("perdure")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     gc.collect()
     gc.freeze()
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -87,8 +89,12 @@ def try_programs(programs: Sequence[Program], settings: Settings) -> Report:
         import uvloop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory, debug=settings.loop == "debug") as runner:
-        return runner.run(_campaign(programs, settings))
+    try:
+        with asyncio.Runner(loop_factory=factory, debug=settings.loop == "debug") as runner:
+            return runner.run(_campaign(programs, settings))
+    finally:
+        logger.setLevel(level)
+        gc.unfreeze()
 
 
 async def _campaign(programs: Sequence[Program], settings: Settings) -> Report:

@@ -266,7 +266,7 @@ class Calls:
             self.free(call.key)
             raise call.cancelled_by or asyncio.CancelledError
         if call.cancelled_by is not None:
-            loop.call_soon(_cancel_again, asyncio.current_task(loop), call.cancelled_by.args)
+            loop.call_soon(cancel_again, asyncio.current_task(loop), call.cancelled_by.args)
 
     def _cancel(self, call: Call) -> None:
         """The body has cancelled the call, which has no entry yet. Raises if nothing more will come."""
@@ -428,7 +428,7 @@ class Calls:
         return None if new is None else self.divergence(new.key, self.cursor.missing_keys())
 
 
-def _cancel_again(task: asyncio.Task[Any] | None, args: tuple[Any, ...]) -> None:
+def cancel_again(task: asyncio.Task[Any] | None, args: tuple[Any, ...]) -> None:
     """Cancel a task whose call has returned a result although it was cancelled. It stays one request."""
     if task is not None and task.cancelling() > 0 and not task.done():
         task.cancel(*args)

@@ -25,7 +25,7 @@ import msgspec
 from perdure import events
 from perdure.aio.own_tasks import current
 from perdure.aio.threads import ThreadsClosed
-from perdure.body.calls import UNRECORDED, Call
+from perdure.body.calls import UNRECORDED, Call, cancel_again
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.failures import line_of
@@ -128,6 +128,8 @@ async def _call_directly(drive: Drive, call: CalledStep) -> Any:
     attempt, step, context = Attempts(drive, call), call.step, call.new_context()
     info = StepInfo(drive.run.id, call.key, 1, drive.idempotency_keys.of(call.key, step.names), None, False, drive.reference)
     context.run(current.set, info)
+    task = asyncio.current_task()
+    requests = 0 if task is None else task.cancelling()
     try:
         value = await _await_in(context, context.run(step.fn, *step.args))
     except (Exception, BaseExceptionGroup, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything
@@ -137,6 +139,8 @@ async def _call_directly(drive: Drive, call: CalledStep) -> Any:
     else:
         result = attempt.succeed(value)
         call.outcome = result.value, result.error
+        if task is not None and task.cancelling() > requests:  # the function has ended all the same
+            asyncio.get_running_loop().call_soon(cancel_again, task, ())
     drive.note_time()
     if (error := call.outcome[1]) is not None:
         drive.calls.raised(call.key, error)
