@@ -38,6 +38,8 @@ LONGEST_FIRST: Final = (
     "tests/backends/redis/test_servers.py",
     "tests/backends/user_defined/test_own_stores_killed.py",
     "tests/engine/test_branches_replay_alike.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/backends/test_random_programs_killed.py",
     "tests/engine/test_random_programs.py",
     "tests/sagas/test_random_sagas.py",
     "tests/engine/test_late_failures.py",

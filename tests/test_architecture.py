@@ -18,7 +18,7 @@ SOURCE: Final = ROOT / "src" / "perdure"
 PAGE: Final = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CONTRIBUTING: Final = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
-# `ctx_calls/steps.py` `run_step`: a file below src/perdure (or a path from the root), and a function, class or method in it.
+# `ctx_calls/step_calls.py` `run_step`: a file below src/perdure (or a path from the root), and a function, class or method in it.
 NAMED: Final = re.compile(r"`([\w/]+\.py)` `([\w.]+)`")
 FILE: Final = re.compile(r"`([\w/]+(?:/|\.py|\.sql|\.lua|\.md|\.toml))`")
 QUESTION: Final = re.compile(r"^\| *(\d+) *\| *(Where [^|]+\?) *\| *`([\w/]+\.py)` `([\w.]+)` *\|$", re.MULTILINE)

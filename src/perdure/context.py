@@ -30,10 +30,12 @@ from typing import (
 
 import msgspec
 
+from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
 from perdure.ctx_calls.children import Child, ChildCall, child_call, is_workflow, run_child
-from perdure.ctx_calls.closing import closing_of
-from perdure.ctx_calls.fanout import MapPolicy, OnError, run_map, run_race
-from perdure.ctx_calls.steps import StepCall, replay_step, run_step
+from perdure.ctx_calls.compensation import closing_of
+from perdure.ctx_calls.fan_out import MapPolicy, OnError, run_map, run_race
+from perdure.ctx_calls.step_calls import StepCall, replay_step, run_step
 from perdure.ctx_calls.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
 from perdure.ctx_calls.waits import (
     MISSING,
@@ -44,7 +46,6 @@ from perdure.ctx_calls.waits import (
     wait_for_approval,
     wait_for_signal,
 )
-from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.drive import Drive
 from perdure.engine.streams import emit_in_body, end_stream
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
@@ -54,7 +55,7 @@ from perdure.model.records import check_positive
 from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.options import StoredOptions
 from perdure.result import Approved, Err, Expired, Ok, Rejected
-from perdure.stepspec import Retry, StepDefaults, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
+from perdure.stepspec import Retry, StepDefaults, StepOptions, StepPlan, StepSpec, is_mock, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
@@ -225,13 +226,12 @@ class Context(Generic[D]):
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn, key)
-        if drive.results.queue and not (
+        if drive.calls.cursor.entries and not (
             self._scope or plan.aliases or plan.compensate or drive.caching or drive.publisher.subscribers
         ):
-            entry = drive.calls.next_record(name if key is None else key)
+            entry = drive.calls.take_next(name if key is None else key, "step")
             if entry is not None:
-                args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
-                return replay_step(drive, entry.key, plan, entry, args_hash)
+                return replay_step(drive, entry, plan, args)
         aliases = plan.aliases if key is None or "aliases" in options else ()
         return await run_step(drive, self._step_call(name, fn, args, key, plan, aliases))
 
@@ -476,10 +476,9 @@ class Context(Generic[D]):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
         each, former = self._map_children(name, fn, key, options) if has_children else self._map_steps(name, fn, key, options)
         self._drive.calls.check_place(name)
-        if self._drive.calls.owed.missing:
-            with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
-                self._drive.calls.owed.expect(self._key(each) for each in _map_keys((name, *former), items, key))
-        return await run_map(self._drive, items, each, concurrency, policy)
+        with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
+            self._drive.calls.cursor.expect(lambda: map(self._key, _map_keys((name, *former), items, key)))
+        return await run_map(items, each, concurrency, policy)
 
     def _map_steps(
         self, name: str, fn: Any, key: Callable[[Any], str] | None, options: dict[str, Any]
@@ -537,7 +536,19 @@ class Context(Generic[D]):
             for racer in racers:
                 racer.close()
             raise ValueError(f"wins={wins!r} of a race between {len(racers)}; one at least can win, and at most all of them")
-        values = await run_race(self._drive, self._key(name if key is None else key), name, racers, wins or 1)
+        calls, recorded_key = self._drive.calls, self._key(name if key is None else key)
+        try:
+            await calls.admitted()
+            calls.use(recorded_key, "race")
+        except BaseException:
+            for racer in racers:
+                racer.close()
+            raise
+        try:
+            values = await run_race(racers, wins or 1)
+        except asyncio.CancelledError:
+            calls.free(recorded_key)
+            raise
         return values[0] if wins is None else values
 
     async def sleep(self, name: str, duration: Duration, *, key: str | None = None) -> None:
@@ -703,7 +714,7 @@ class Context(Generic[D]):
 
     def now(self) -> datetime:
         """The time of the last recorded result that reached the body: the same on every replay."""
-        return moment(self._drive.results.last_at)
+        return moment(self._drive.calls.cursor.last_at)
 
     def uuid4(self, *, key: str | None = None) -> uuid.UUID:
         """A random-looking UUID, the same on every replay. Numbered in this scope; `key=` makes it independent of order."""
@@ -715,7 +726,7 @@ class Context(Generic[D]):
 
     def _derive(self, what: str, key: str | None, size: int) -> bytes:
         here = current.get()
-        if not isinstance(here, BodyTasks):
+        if not isinstance(here, BodyQueue):
             raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
         self._drive.calls.check_place(what)
         if key is None:
@@ -748,7 +759,7 @@ class Context(Generic[D]):
         names: tuple[str, ...] = ()
         if aliases:
             names = (*map(self._key, aliases), recorded_key)
-            if not self._drive.calls.is_known(recorded_key):
+            if not self._drive.calls.cursor.is_known(recorded_key):
                 recorded_key = self._drive.calls.find_former_key(names) or recorded_key
         # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
         caching = self._drive.caching if key is not None and may_share and plan.may_cache else None

@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
+from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context, full_key
 from perdure.ctx_calls.children import child_call, run_child
-from perdure.ctx_calls.closing import closing_of
-from perdure.engine.body_tasks import BodyTasks
+from perdure.ctx_calls.compensation import closing_of
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id, random_bytes
@@ -31,7 +32,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import check_aliases, current, module_of, name_caller, split_result
+from perdure.stepspec import check_aliases, module_of, name_caller, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 
@@ -95,7 +96,7 @@ class Workflow(Generic[P, T_co]):
         The key of the child is the workflow's name; a second one needs `ctx.child(wf, ..., key=)`.
         """
         here = current.get()
-        if isinstance(here, BodyTasks) and here.drive is not None:
+        if isinstance(here, BodyQueue) and here.drive is not None:
             return run_child(here.drive, child_call(self, args, kwargs, full_key((), self.name), {}))
         positional, named = self.check_arguments(Codec(), args, kwargs)
         return call_in_memory(self, tuple(positional), named)
@@ -169,9 +170,9 @@ class Workflow(Generic[P, T_co]):
     def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """The function at work on one attempt of a run."""
         drive.encode_input = partial(self._new_input, drive.codec)
+        closing_of(drive)
         context: Context[Any] = Context(drive)
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
-        closing_of(drive)
         return call(context, *args, **kwargs)
 
     def check_arguments(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

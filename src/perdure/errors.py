@@ -67,9 +67,11 @@ from perdure.model.durations import seconds as to_seconds
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
 _MAX_SHOWN_ERRORS: Final = 20
 # Keys that perdure makes for itself, and no user can choose, as a key of theirs that begins with % is escaped: that of the entry
-# which says where the run was cancelled, or its deadline passed; and how that of a compensation begins, before the step's key.
+# which says where the run was cancelled, or its deadline passed; how that of a compensation begins, before the step's key; and
+# how that of a sleep or a time limit of asyncio begins, before its instant.
 CANCEL_KEY: Final = "%cancel"
 COMPENSATION_PREFIX: Final = "%compensate/"
+TIMER_PREFIX: Final = "%timer/"
 # The error of a step that must not run twice and was started once, in a `StepFailed`.
 OUTCOME_UNKNOWN: Final = "OutcomeUnknown"
 
@@ -247,17 +249,17 @@ class RunDead(PerdureError):
 
 
 class RunInterrupted(PerdureError):
-    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread); only its attempt ended.
+    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread), or its task was cancelled from outside.
 
-    Nothing was recorded for it. The attempt counts as failed, and the run is tried again later.
+    Only the attempt ended, and nothing was recorded for it. It counts as failed, and the run is tried again later.
     """
 
-    def __init__(self, run_id: str, where: str, what: str) -> None:
-        super().__init__(run_id, where, what)
+    def __init__(self, run_id: str, where: str, what: str, advice: str = "raise an ordinary exception") -> None:
+        super().__init__(run_id, where, what, advice)
 
     def __str__(self) -> str:
-        run_id, where, what = self.args
-        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; raise an ordinary exception"
+        run_id, where, what, advice = self.args
+        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; {advice}"
 
 
 class StepNotStopped(PerdureError):
@@ -789,6 +791,8 @@ def name_key(key: str) -> str:
     """Return how a message names the key: `'charge'`, `the compensation of 'charge'`, `the cancellation of the run`."""
     if key == CANCEL_KEY:
         return "the cancellation of the run"
+    if key.startswith(TIMER_PREFIX):
+        return "a timer of asyncio"
     own = key.removeprefix(COMPENSATION_PREFIX)
     return repr(key) if own == key else f"the compensation of {own!r}"
 

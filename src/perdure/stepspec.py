@@ -8,9 +8,8 @@ import random
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from contextvars import Context, ContextVar
 from dataclasses import dataclass, field, replace
 from types import FunctionType as _Function
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
@@ -18,6 +17,7 @@ from weakref import ref
 
 import msgspec
 
+from perdure.aio.own_tasks import current
 from perdure.errors import RetryAfter, name_step
 from perdure.model.durations import Duration, seconds
 from perdure.model.ids import check_id
@@ -426,10 +426,6 @@ def mark_cancelled(info: StepInfo) -> None:
     msgspec.structs.force_setattr(info, "is_cancelled", True)  # frozen for all others
 
 
-# In a step's function its StepInfo, in a run's body that body's BodyTasks, elsewhere None.
-current: Final[ContextVar[object]] = ContextVar("perdure_current", default=None)
-
-
 def current_step() -> StepInfo:
     """What the running step may know about itself; raises outside a step's function."""
     here = current.get()
@@ -448,26 +444,3 @@ def name_caller() -> str:
     """The step and the run in whose function this is called, in words, for a message."""
     here = current.get()
     return f"{name_step(here.key)} of run {here.run_id!r}" if isinstance(here, StepInfo) else "a call"
-
-
-@types.coroutine
-def await_in(context: Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
-    """What the awaitable gives, each of its turns run in this context. Unlike a task of its own it costs no turn of the loop."""
-    coroutine: Any = awaitable if type(awaitable) is types.CoroutineType else _awaited(awaitable)
-    resume, value = coroutine.send, None
-    while True:
-        try:
-            waits_for = context.run(resume, value)
-        except StopIteration as ended:
-            return ended.value
-        try:
-            value, resume = (yield waits_for), coroutine.send
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - cancelled, or what the awaited future raised
-            value, resume = error, coroutine.throw
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import perdure.context
 from perdure import Run, Runtime
-from perdure.ctx_calls.steps import StepCall, run_step
+from perdure.ctx_calls.step_calls import StepCall, run_step
 from perdure.engine.drive import Drive
 from perdure.model.journal import Entry
 from perdure.store import FullStore, Transaction
@@ -179,7 +179,7 @@ async def _run_noted_step(drive: Drive, step: StepCall) -> Any:
 def _prepare(name: str, ledger: EffectLedger) -> Any:
     """The pattern, whose steps write to this ledger."""
     logging.getLogger("perdure").setLevel(logging.ERROR)  # it would warn of runs that fail, and of a clock that is ahead
-    perdure.context.run_step = _run_noted_step  # type: ignore[assignment, attr-defined]  # no public name is called for every step
+    perdure.context.run_step = _run_noted_step  # type: ignore[attr-defined]  # no public name is called for every step
     ProcessLedger.current = ledger
     return import_module(f"{patterns.__name__}.{name}")
 

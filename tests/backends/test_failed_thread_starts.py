@@ -18,8 +18,7 @@ import pytest
 
 from perdure import Context, Ok, Runtime, open_store, stores, workflow
 from perdure.aio.loop_thread import LoopThread
-from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.heartbeat import HeldLease, heartbeat_of
+from perdure.engine.heartbeat import heartbeat_of
 from perdure.errors import PersistenceError, RunCancelled
 from perdure.kv.files import FilesKeyValueStore
 from perdure.kv.sqlite import SQLiteKeyValueStore
@@ -31,6 +30,7 @@ from tests.backends.opening import connections_of
 from tests.backends.places import with_options
 from tests.backends.registry import ServerBackend
 from tests.failing_starts import FailingStarts, unstarted_threads
+from tests.leases import held_lease
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ async def test_leases_are_renewed_once_the_thread_for_it_can_be_started(
     claim = (await store.create(new_run("r1"), ttl=ttl)).claim
     assert claim is not None
     pulses: list[Pulse] = []
-    held = HeldLease(claim, ttl, elapsed(), SystemClock(), pulses.append, lambda: None, {}, body=BodyTasks(), max_blocked=None)
+    held = held_lease(claim, ttl, elapsed(), SystemClock(), pulses.append)
     beat = heartbeat_of(store, ttl)
     beat.hold(held)
     await asyncio.sleep(ttl / 4)

@@ -24,9 +24,6 @@ CALLS: dict[str, Call] = {
     "sleep": lambda ctx: ctx.sleep("hang", 5),
     "signal": lambda ctx: ctx.wait_for_signal("hang", timeout=5, default=None),
 }
-# What a replay finds over, since its deadline has passed. A time limit of this process does not expire then: so it is with
-# `asyncio.timeout`.
-OVER_ON_REPLAY = ("sleep", "signal")
 on_each_call = pytest.mark.parametrize("name", CALLS)
 
 
@@ -66,7 +63,7 @@ def test_move_on_after_ends_a_call(name: str) -> None:
         assert task is not None
         seen.extend((scope.cancelled_caught, task.cancelling()))
 
-    assert Log().driven(body) == [[True, 0], [name not in OVER_ON_REPLAY, 0]]
+    assert Log().driven(body) == [[True, 0], [True, 0]]
 
 
 @on_each_call
@@ -78,7 +75,7 @@ def test_fail_after_ends_a_call(name: str) -> None:
         except TimeoutError:
             seen.append("late")
 
-    assert Log().driven(body) == [["late"], [] if name in OVER_ON_REPLAY else ["late"]]
+    assert Log().driven(body) == [["late"], ["late"]]
 
 
 @on_each_call

@@ -186,6 +186,9 @@ async def test_a_key_used_twice_leaves_a_run_that_goes_on_once_the_code_is_fixed
         assert all(entry.ok for entry in stored(here).journal()), "the misuse itself is not recorded as a step"
         is_fixed.append(True)
         await here.runtime.retry("run")
+        if is_parallel:  # the function failed before it rested, so nothing had begun
+            assert await here.runtime.sweep() == {"run": Ok(["one", "two"])}
+            return
         assert isinstance(await error_of(here), RunDiverged), "'same' was done, and nothing says that it is no longer wanted"
     async with world(Workflow("flow", body, retired={"same"}), store=store) as here:
         assert await here.later("5s") == {"run": Ok(["one", "two"])}
@@ -250,7 +253,6 @@ async def test_every_kind_of_record_says_that_it_cannot_be_read() -> None:
             raise
 
     for key, phase, hours in [
-        ("race", "close", 0),
         ("news", "close", 0),
         ("nap", "open", 0),
         ("flaky", "open", 1),

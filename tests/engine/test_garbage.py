@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Workflow, stores
-from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.heartbeat import HeldLease, _beating, _thread, heartbeat_of
+from perdure.engine.heartbeat import _beating, _thread, heartbeat_of
 from perdure.model.clock import SystemClock, elapsed
 from perdure.model.records import Pulse
 from perdure.store import Store
 from perdure.testing.contract.world import new_run
+from tests.leases import held_lease
 from tests.patience import turns, until
 
 
@@ -80,7 +80,7 @@ async def test_a_heartbeat_that_ends_leaves_no_garbage() -> None:
     claim = (await store.create(new_run("run"), ttl=30)).claim
     assert claim is not None
     renewed: list[Pulse] = []
-    held = HeldLease(claim, 30, elapsed(), SystemClock(), renewed.append, lambda: None, {}, body=BodyTasks(), max_blocked=None)
+    held = held_lease(claim, 30, elapsed(), SystemClock(), renewed.append)
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     beat.hold(held)

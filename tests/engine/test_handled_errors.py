@@ -34,6 +34,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import CompensationFailed
+from tests.engine.own_waits import own_wait
 from tests.engine.replays import Body, raised, twice
 from tests.engine.worlds import world
 
@@ -669,7 +670,7 @@ async def test_a_branch_that_asks_late_is_waited_for_at_the_end() -> None:
 
     async def body(ctx: Context[Any]) -> str:
         async def branch() -> None:
-            await asyncio.sleep(pace[0])
+            await own_wait(pace[0])
             await ctx.step("late", ends.do, "late")
 
         left = asyncio.create_task(branch())

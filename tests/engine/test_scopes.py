@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from perdure import Context, Ok, workflow
 from perdure.context import full_key
+from tests.engine.own_waits import own_wait
 from tests.engine.replays import twice
 from tests.engine.steps import Steps
 from tests.engine.worlds import world
@@ -146,7 +147,7 @@ async def test_now_stands_still_between_records_and_follows_them() -> None:
     @workflow
     async def flow(ctx: Context[Any]) -> Any:
         times = [ctx.now()]
-        await asyncio.sleep(0.001)
+        await own_wait(0.001)
         times.append(ctx.now())
         await ctx.sleep("a", "1h")
         times.append(ctx.now())

@@ -11,6 +11,7 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.errors import RunFinished, Unloaded
+from tests.engine.own_waits import own_wait
 from tests.engine.worlds import world
 from tests.patience import turns
 from tests.simulation import HeldBack, LoopClock, simulate
@@ -187,7 +188,7 @@ def test_a_branch_with_io_of_its_own_finishes_it_beside_an_hour_of_sleep() -> No
     done: list[str] = []
 
     async def io() -> None:
-        await asyncio.sleep(0.5)
+        await own_wait(0.5)
         done.append("io")
 
     async def flow(ctx: Context[Any]) -> str:

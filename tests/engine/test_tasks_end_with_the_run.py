@@ -208,7 +208,7 @@ async def test_a_write_that_a_body_has_sent_is_not_cut_off() -> None:
 
 
 async def test_a_task_that_does_not_end_is_waited_for_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.engine.endings.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("perdure.body.leaving.CLOSING_SECONDS", 0.05)
     is_over = asyncio.Event()
 
     async def stubborn() -> None:

@@ -325,7 +325,7 @@ async def test_a_cancelled_run_that_was_suspended(store: FullStore) -> None:
         heard.take()
         await here.runtime.cancel("run")
         await here.runtime.sweep()
-    assert heard.said == [*BEGUN, *skipped("a"), "persist", "persist", "run_cancelled"]
+    assert heard.said == [*BEGUN, *skipped("a"), "persist", "run_cancelled"]
 
 
 async def test_a_run_that_fails_because_another_was_cancelled_has_failed(store: FullStore) -> None:
@@ -509,7 +509,7 @@ async def test_a_lease_that_is_lost(store: FullStore, noticed: str) -> None:
         if noticed == "at a record":
             await ctx.step("b", lambda: stolen(store, here))
         elif noticed == "by the heartbeat":
-            next(iter(active_runs.of(here.runtime._host))).drive._lost()
+            next(iter(active_runs.of(here.runtime._host))).drive.lost()
             await hangs()
         else:
             await stolen(store, here)

@@ -15,6 +15,7 @@ from perdure.engine.subscriptions import Mode
 from perdure.errors import PersistenceError, RunFinished
 from tests.campaign import times
 from tests.engine.bodies import BODIES, Body, World, flow_of
+from tests.engine.own_waits import own_wait
 from tests.events.listening import Heard, Slow, reports
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
@@ -171,7 +172,7 @@ def test_nothing_live_begins_while_a_body_with_pauses_of_its_own_is_replayed(ear
         seen.clear()
         live = asyncio.create_task(ctx.step("live", asyncio.sleep, 1e6) if is_first else ctx.step("live", work, "live"))
         for number in range(5):
-            await asyncio.sleep(0.2)
+            await own_wait(0.2)
             seen.append(await ctx.step("work", work, f"{number}", key=f"{number}"))
         await ctx.step("seal", asyncio.sleep, 0)
         await live

@@ -19,6 +19,7 @@ from perdure.store import Store, require
 from tests.campaign import IS_FULL, times
 from tests.engine.bodies import BODIES, World, flow_of
 from tests.engine.bodies import Body as TimedBody
+from tests.engine.own_waits import own_wait
 from tests.engine.test_branches_replay_alike import drive_to_the_end, undisturbed
 from tests.engine.test_deploys import BEFORE, DEPLOYS
 from tests.engine.test_deploys import Effects as DeployEffects
@@ -352,13 +353,14 @@ async def test_a_body_that_polls_something_for_ever_is_unknown(stored: Store, ef
     assert (await check_one(stored, flow, patience=0.05)).verdict == "unknown"
 
 
-async def test_a_body_with_a_wait_of_its_own_is_waited_for(stored: Store, effects: Effects) -> None:
+@pytest.mark.parametrize("wait", [own_wait, asyncio.sleep])
+async def test_a_body_with_a_wait_of_its_own_is_waited_for(stored: Store, effects: Effects, wait: Any) -> None:
     def slow(second: str) -> Body:
         async def flow(ctx: Context) -> Any:
             await effects.step(ctx, "a")
-            await asyncio.sleep(0.02)
+            await wait(0.02)
             await effects.step(ctx, second)
-            await asyncio.sleep(0.02)
+            await wait(0.02)
             return await ctx.wait_for_signal("go")
 
         return flow

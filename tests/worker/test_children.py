@@ -15,6 +15,7 @@ from perdure import Context, Err, Ok, Runtime, Suspended, WaitingFor, Workflow, 
 from perdure.errors import RunCancelled
 from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.active_runs import active_runs
+from tests.engine.own_waits import own_wait
 from tests.engine.worlds import World, world
 from tests.patience import PATIENCE
 
@@ -60,7 +61,7 @@ async def parent(ctx: Context) -> list[Any]:
 @workflow
 async def waits(ctx: Context) -> str:
     ctx.start_child(told, key="later")
-    answer, _ = await asyncio.gather(ctx.child(told), asyncio.sleep(60))  # which keeps the run in memory for a second
+    answer, _ = await asyncio.gather(ctx.child(told), own_wait(60))  # which keeps the run in memory for a second
     return answer
 
 

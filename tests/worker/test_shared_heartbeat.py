@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from perdure import Context, Runtime, Workflow, stores
-from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.heartbeat import Heartbeat, HeldLease, _heartbeats, _thread, heartbeat_of
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.records import Lease
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.testing.contract.world import new_run
+from tests.leases import held_lease
 from tests.patience import PATIENCE, until
 
 CLOCK = SystemClock()
@@ -137,7 +137,7 @@ def test_a_store_that_cannot_be_remembered_gets_one_each_time() -> None:
 async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat, clock: Clock = CLOCK) -> HeldLease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
-    held = HeldLease(claim, ttl, 0.0, clock, lambda _: None, lambda: None, {}, body=BodyTasks(), max_blocked=None)
+    held = held_lease(claim, ttl, 0.0, clock, lambda _: None)
     beat.hold(held)
     return held
 

@@ -178,7 +178,7 @@ def test_a_process_does_not_stay_for_a_step_that_ignores_its_cancellation(
 
 
 async def test_a_run_whose_step_ignores_its_cancellation_is_not_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.engine.endings.CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr("perdure.body.leaving.CLOSING_SECONDS", 0.05)
     started, is_over = asyncio.Event(), asyncio.Event()
 
     async def hold() -> str:

@@ -1,7 +1,7 @@
 """The order in which a body creates its tasks, kept the same on every replay.
 
 `asyncio.wait`, `as_completed` and TaskGroup put tasks into sets, which iterate by hash, and a task's hash is its address. So each
-task of a body has a number to hash by, made from the order of creation alone.
+task of a body hashes by the number of its creation (`body/body_queue.py`).
 
 `as_completed` also puts coroutines into a set before it makes tasks of them, and a coroutine's hash cannot be changed. But
 it makes no difference to `as_completed` which of its tasks runs which of its coroutines. So they start in the order of
@@ -21,33 +21,21 @@ from typing import Any, Final
 
 from perdure.errors import PerdureWarning
 
-# Of the 60 bits that every hash has, so many are the number among siblings, and the rest says whose children they are.
-_SIBLING_BITS: Final = 20
-_FAMILIES: Final = 1 << 40
 _AS_COMPLETED: Final = asyncio.as_completed.__code__
 # Between it and the task factory are only plain functions; code of a body is in one of these.
 _OF_A_BODY: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class TaskCreator:
-    """What creates tasks of a body: one of these tasks, or the drive for all that is created outside of them."""
+    """What creates the tasks of a body. `number` is that of the first one, by which it hashes."""
 
-    __slots__ = ("_children", "_given", "_left", "number")
+    __slots__ = ("_given", "_left", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._children = 0
         # While `as_completed` makes its tasks: what it was given, and the coroutines in it that have no task yet.
         self._given: Iterable[Any] | None = None
         self._left: deque[Any] | None = None
-
-    def number_child(self) -> int:
-        """A number for the next task, which does not depend on what others create meanwhile.
-
-        Siblings have consecutive numbers, so that small sets of them iterate in the order of creation.
-        """
-        self._children += 1
-        return (self.number * 0x9E3779B97F4A7C15 % _FAMILIES) << _SIBLING_BITS | self._children
 
     def next_to_start(self, coro: Any) -> Any:
         """What the task that is asked for with `coro` has to run: another coroutine of the same `as_completed`, if one asks."""

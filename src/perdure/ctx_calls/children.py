@@ -5,15 +5,16 @@ holds its outcome as that of a step is held. Between the two the parent waits fo
 inbox, and need not be in memory. What counts is the child's own row, which is read when the inbox row arrives and whenever the
 parent is driven again: a parent cannot miss an end, whatever became of the inbox row.
 
-A child that the body gives up (a race that it lost, a time limit, a cancelled task) is asked to stop before its call returns to
-the body. What gave it up is recorded by then, so a replay gives it up again. `end_children` sees to the rest when the body has
-ended.
+A child that the body gives up (a race that it lost, a time limit, a cancelled task) is asked to stop. That is an entry, like the
+end of a cancelled step, and the call waits for it: so a replay gives it up again, and a run that goes live after a crash asks
+again. `end_children` sees to the rest when the function has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
@@ -22,21 +23,19 @@ import msgspec
 
 from perdure import events
 from perdure.aio.own_tasks import start_own_task
-from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.aio.pending_write import await_reply
+from perdure.body.calls import Call
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints, store_exception
-from perdure.ctx_calls.fanout import join
-from perdure.ctx_calls.steps import load_result, replay_step
-from perdure.engine.body_tasks import cancel_by_ctx, nothing
+from perdure.ctx_calls.step_calls import compare_arguments, load_result
 from perdure.engine.child_runs import ChildRuns, StartedChild
 from perdure.engine.drive import Drive
-from perdure.engine.keyed_calls import CtxCall
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
     InvalidInput,
     LeaseHeld,
     PerdureError,
-    PersistenceError,
     RunCancelled,
     RunConflict,
     RunFinished,
@@ -44,7 +43,7 @@ from perdure.errors import (
     StepFailed,
 )
 from perdure.model.ids import random_bytes
-from perdure.model.journal import Entry, OpenChild
+from perdure.model.journal import Entry, OpenChild, entries_in_force
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.options import StoredOptions, columns_of
 from perdure.stepspec import StepPlan, spec_of
@@ -119,9 +118,11 @@ def child_call(
 
 
 async def run_child(drive: Drive, child: ChildCall) -> Any:
-    """The child's value; raises its error."""
+    """Return the child's value; raise its error."""
     await drive.calls.admitted()
-    return await _Waiter(drive, child).wait()
+    call = CalledChild(drive, child)
+    await drive.calls.ask(call)
+    return call.result()
 
 
 class Child(Generic[T_co]):
@@ -129,17 +130,15 @@ class Child(Generic[T_co]):
 
     def __init__(self, drive: Drive, child: ChildCall) -> None:
         drive.calls.check()
-        self._waiter = waiter = _Waiter(drive, child)
-        self._is_delivered = False
         self._drive = drive
-        self._started = waiter.started
-        self._started.task = asyncio.get_running_loop().create_task(waiter.wait_in_task(), name=f"perdure-child:{self.id}")
-        self._started.task.add_done_callback(_retrieve)
+        self._call = call = CalledChild(drive, child)
+        drive.calls.cursor.ask(call)
+        drive.children.handles.append(call)
 
     @property
     def id(self) -> str:
         """The id of the child's run."""
-        return self._started.id
+        return self._call.started.id
 
     def __repr__(self) -> str:
         return f"<Child {self.id}>"
@@ -148,193 +147,177 @@ class Child(Generic[T_co]):
         return self._wait().__await__()
 
     async def _wait(self) -> T_co:
-        task = self._started.task
-        if task is None:
-            raise RuntimeError(f"child {self.id!r} has no task")  # it has one from the start
-        self._started.is_awaited = True
-        try:
-            await join(self._drive, [task], asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            # As `await task` does: the child is asked to stop before its task ends, unless it is detached.
-            with self._drive.tasks.cancelling("body" if _is_given_up(self._drive) else "clock"):
-                task.cancel()
-            if self._drive.calls.closed is None:
-                await asyncio.wait([task])
-            raise
-        is_again, self._is_delivered = self._is_delivered, True
-        waiter = self._waiter
-        if is_again and waiter.closed is not None and not waiter.closed.ok:  # another instance, so that tracebacks do not mix
-            load_result(self._drive, waiter.key, waiter.plan, waiter.closed)
-        return cast("T_co", task.result())
+        call, calls = self._call, self._drive.calls
+        call.is_awaited = True
+        if call.entry is None:
+            calls.check()
+            await calls.wait_for(call)
+        if call.entry is None or call.entry.phase == "cancel":
+            raise call.cancelled_by or asyncio.CancelledError
+        if call.outcome is None:  # awaited before: another instance, so that tracebacks do not mix
+            call.outcome = load_result(self._drive, call.key, call.child.plan, call.entry)
+        return cast("T_co", call.result())
 
     def cancel(self) -> None:
         """Ask the child to stop. Awaiting it then raises `RunCancelled`, unless it ended before."""
-        if self._started.is_over:
+        if self._call.started.is_over:
             return
-        drive = self._drive
-        drive.calls.check()
-        drive.results.begin_work()  # the run stays in memory until the request is in the store
-        cancelling = start_own_task(self._cancel_when_created())
-        drive.children.requests.add(cancelling)
-        cancelling.add_done_callback(self._cancel_sent)
-
-    async def _cancel_when_created(self) -> None:
-        await asyncio.wait([self._started.created])
-        if not self._started.is_over:
-            await _runs_of(self._drive).cancel(self.id)
-
-    def _cancel_sent(self, cancelling: asyncio.Future[None]) -> None:
-        drive = self._drive
-        drive.children.requests.discard(cancelling)
-        drive.results.running -= 1
-        drive.results.look_soon()
-        if not cancelling.cancelled() and isinstance(error := cancelling.exception(), PerdureError):
-            with contextlib.suppress(asyncio.CancelledError):  # there is no body here to be told
-                drive.stop_because(error)
+        self._drive.calls.check()
+        self._call.ask_to_stop()
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take the error of a handle, so that asyncio does not report it: it is recorded, and the end of the body looks at it."""
-    if not task.cancelled():
-        task.exception()
+class CalledChild(Call):
+    """The call of a child: starts it if it is not recorded, and waits for its outcome."""
 
-
-def _is_given_up(drive: Drive) -> bool:
-    """Whether the running task of the body was cancelled by its own code, or with the run, and not by a clock or at shutdown."""
-    branch = drive.tasks.running
-    return drive.calls.is_cancelling or (branch is not None and branch.is_cancelled_by_body)
-
-
-def _runs_of(drive: Drive) -> ChildRuns:
-    runs = drive.children.runs
-    if runs is None:
-        raise RuntimeError(f"run {drive.run.id!r} is only replayed, and starts no child")
-    return runs
-
-
-class _Waiter:
-    """One call of a child: starts it if it is not recorded, and waits for its outcome."""
+    __slots__ = ("_args_hash", "_consume", "_drive", "_info", "_input", "_task", "child", "is_awaited", "opened_child", "started")
 
     def __init__(self, drive: Drive, child: ChildCall) -> None:
+        super().__init__(child.key, "child")
+        self.context = contextvars.copy_context()
+        self.child = child
         self._drive = drive
-        self._child = child
-        self._is_restarted = False
         # Encoded now: the body may change its arguments, and an input that does not fit is refused before anything is written.
-        is_new = not drive.calls.is_known(child.key)
+        is_new = not drive.calls.cursor.is_known(child.key)
         self._input = child.workflow.encode_input(drive.codec, child.args, child.kwargs) if is_new else None
-        self._call = call = drive.calls.begin(child.key, "child")
+        drive.calls.use(child.key, "child")
         compared = (child.args, child.kwargs) if child.kwargs else child.args
         self._args_hash = drive.codec.checksum(compared) if compared and drive.compares_arguments else None
         parent_key, chosen = drive.children.name(child.key), child.options.get("id")
         own_id = drive.children.default_id(parent_key) if chosen is None else drive.children.chosen_id(chosen, parent_key)
-        self._opened = self._take_opened(parent_key, is_chosen=chosen is not None)
-        self._info = (
-            OpenChild(own_id, child.is_detached, is_compensated=child.plan.compensate is not None)
-            if self._opened is None
-            else read_open_child(drive, self._opened)
-        )
-        self.started = StartedChild(
-            child.key, parent_key, self._info.id, self._info.detached, 0 if self._opened is None else self._opened.seq
-        )
-        # An earlier attempt asked the child to stop before it recorded that the call was cancelled.
-        self._is_cancel_sent = call.was_cancelled
+        self._info = OpenChild(own_id, child.is_detached, is_compensated=child.plan.compensate is not None)
+        self.started = StartedChild(child.key, parent_key, own_id, child.is_detached)
+        # Whether the body awaits the handle that `ctx.start_child` gave.
+        self.is_awaited = False
+        # The entry with the child's id, once that is recorded.
+        self.opened_child: Entry | None = None
         self._consume: int | None = None
-        self.key, self.plan = child.key, child.plan
-        # The entry with its outcome.
-        self.closed: Entry | None = None
-        call.unwind = self._give_up
+        self._task: asyncio.Future[Any] | None = None
         drive.children.started.append(self.started)
 
-    def _take_opened(self, parent_key: str, *, is_chosen: bool) -> Entry | None:
-        """The open entry of this call: the last one, if the child was started again after an earlier attempt had given it up.
+    # On the host.
+
+    def start(self) -> None:
+        self._take_opened()
+        self._drive.at_work.add(self)
+        self._task = task = start_own_task(self._find_outcome())
+        task.add_done_callback(self._found, context=self._drive.body.context)
+
+    def stop(self) -> None:
+        """The body gives the child up. It is asked to stop, unless it is detached, and that is recorded."""
+        if self._task is not None:
+            self._drive.body.on_host(self._task.cancel)
+
+    def end_unstarted(self) -> None:
+        self._take_opened()
+        self._drive.at_work.add(self)
+        self._task = task = start_own_task(self._give_up())
+        task.add_done_callback(self._found, context=self._drive.body.context)
+
+    def _take_opened(self) -> None:
+        """Find out which child this call has started before: the last one, if it was started again under the same id.
 
         The child of another run, from whose journal this run begins, is not ours.
         """
-        drive, calls, key = self._drive, self._drive.calls, self._child.key
-        opened = calls.take_opened(key)
-        while (
-            opened is not None and not is_chosen and not drive.children.is_own_id(read_open_child(drive, opened).id, parent_key)
-        ):
-            opened = calls.take_opened(key)
-        following = calls.opened.get(key)
-        while opened is not None and following and read_open_child(drive, following[0]).id == read_open_child(drive, opened).id:
-            opened, self._is_restarted = calls.take_opened(key), True
-        return opened
+        drive, chosen = self._drive, self.child.options.get("id")
+        own = [
+            entry
+            for entry in self.opened
+            if chosen is not None or drive.children.is_own_id(read_open_child(drive, entry).id, self.started.parent_key)
+        ]
+        if not own:
+            return
+        self.opened_child = own[-1]
+        self._info = read_open_child(drive, own[-1])
+        self.started.id, self.started.is_detached, self.started.seq = self._info.id, self._info.detached, own[-1].seq
 
-    async def wait_in_task(self) -> Any:
-        """As `wait`, in a task of its own, which goes on when the function of the body has ended."""
-        branch = self._call.branch = self._drive.tasks.running
-        if branch is not None:
-            branch.outlives_function = True
-        return await self.wait()
+    def ask_to_stop(self) -> None:
+        """`Child.cancel`: the child's end will tell."""
+        drive = self._drive
+        cancelling = drive.body.on_host(start_own_task, self._cancel_when_created())
+        drive.children.requests.add(cancelling)
+        drive.at_work.add(cancelling)  # the run stays in memory until the request is in the store
+        cancelling.add_done_callback(self._cancel_sent, context=drive.body.context)
 
-    async def wait(self) -> Any:
-        drive, child, call = self._drive, self._child, self._call
-        results = drive.results
-        entry = results.take() if results.queue and results.is_next(child.key) and not call.was_cancelled else None
-        try:
-            if entry is None:
-                with call:
-                    if not drive.calls.may_go_ahead(call):
-                        entry = await drive.calls.turn(call)
-                    if entry is None:
-                        return await self._wait_live()
-            self.started.is_over = True
-            self.closed = entry
-        finally:
-            self.started.note_created()
-        if drive.publisher.subscribers:
-            await drive.publisher.publish_replayed_step(child, entry)
-        return replay_step(drive, child.key, child.plan, entry, self._args_hash)
+    async def _cancel_when_created(self) -> None:
+        await asyncio.wait([self.started.created])
+        if not self.started.is_over:
+            await _runs_of(self._drive).cancel(self.started.id)
 
-    async def _wait_live(self) -> Any:
-        drive, child = self._drive, self._child
-        self._is_cancel_sent = False  # unlike the earlier attempt, this one goes on
-        drive.results.begin_work()
-        try:
-            ok, payload = await self._find_outcome()
-        except asyncio.CancelledError:
-            await self._give_up()
-            await self._call.wait_to_leave()
-            raise
-        finally:
-            drive.results.running -= 1
-        opened = self._opened
+    def _cancel_sent(self, cancelling: asyncio.Future[None]) -> None:
+        drive = self._drive
+        drive.children.requests.discard(cancelling)
+        drive.at_work.discard(cancelling)
+        drive.body.schedule()
+        if not cancelling.cancelled() and isinstance(error := cancelling.exception(), PerdureError):
+            drive.fail(error)
+
+    def deliver(self, entry: Entry) -> None:
+        self.started.note_created()
+        super().deliver(entry)
+
+    def dropped(self) -> None:
+        self.started.note_created()
+        if self._task is not None:
+            self._drive.body.on_host(self._task.cancel)
+
+    def failure(self) -> BaseException | None:
+        """Return the error of a child that the function has not awaited."""
+        return None if self.outcome is None or self.is_awaited else self.outcome[1]
+
+    def _found(self, task: asyncio.Future[Any]) -> None:
+        """The outcome of the child is known, or it was given up: record that."""
+        drive = self._drive
+        drive.at_work.discard(self)
+        self.started.note_created()
+        if drive.must_not_record or not drive.calls.is_asked(self):
+            if not task.cancelled():
+                task.exception()
+        elif task.cancelled() and not self.is_cancelled:
+            drive.note_cancelled_from_outside(f"child {self.key!r}")
+        elif task.cancelled():
+            self._task = giving_up = start_own_task(self._give_up())
+            drive.at_work.add(self)
+            giving_up.add_done_callback(self._found, context=drive.body.context)
+        elif (failure := task.exception()) is not None:
+            drive.fail(failure)
+        else:
+            self._record(task.result())
+            drive.body.schedule()
+
+    def _record(self, outcome: tuple[bool, bytes] | None) -> None:
+        """Record the outcome; None if the child was given up."""
+        drive, now = self._drive, self._drive.clock.now()
+        if outcome is None:
+            drive.record(self, phase="cancel", ok=False, name=self.child.name, started_at=now, ended_at=now)
+            return
+        ok, payload = outcome
         for stale in drive.waits.take_rows(self.started.address):
             drive.recorder.consume(stale.seq)
-        entry = drive.recorder.append(
-            child.key,
-            child.name,
-            kind="child",
+        self.started.is_over = True
+        drive.record(
+            self,
+            name=self.child.name,
             ok=ok,
             payload=payload,
             args_hash=self._args_hash,
-            started_at=drive.clock.now() if opened is None else opened.started_at,
-            ended_at=drive.clock.now(),
+            started_at=now if self.opened_child is None else self.opened_child.started_at,
+            ended_at=now,
             consume=self._consume,
         )
+
+    def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
         self.started.is_over = True
-        if not drive.results.reaches_body_at_once(entry):
-            entry = await drive.calls.wait_for_delivery(self._call, entry)
-        self.closed = entry
-        error: Exception | None = None
-        value: Any = None
-        try:
-            value = load_result(drive, child.key, child.plan, entry)
-        except Exception as raised:  # noqa: BLE001 - the child's error, whatever it is
-            error = raised
-        if drive.publisher.subscribers:
-            self._call.left()
-            await drive.publisher.publish_step_result(child, entry, error)
-        if error is not None:
-            raise error
-        return value
+        compare_arguments(self._drive, self.key, entry, self._args_hash)
+        return load_result(self._drive, self.key, self.child.plan, entry)
+
+    def publish(self, publisher: EventPublisher, entry: Entry) -> None:
+        publisher.publish_result(self, entry, self.child.name, self.child.plan.returns)
 
     async def _find_outcome(self) -> tuple[bool, bytes]:
-        """What the child came to, as it is recorded. Starts the child if it does not exist."""
+        """Return what the child came to, as it is recorded. Starts the child if it does not exist."""
         drive = self._drive
         try:
-            row = await (self._start() if self._opened is None else self._find())
+            row = await (self._start() if self.opened_child is None else self._find())
             self.started.note_created()
             runs = _runs_of(drive)
             while row is not None and not self._is_over(row):
@@ -343,27 +326,30 @@ class _Waiter:
                         await await_reply(runs.reopen(row.id))
                     row = await runs.get(row.id)
                     continue
-                runs.resume(self._child.workflow, row)
+                runs.resume(self.child.workflow, row)
                 await self._wait_for_row()
                 row = await runs.get(row.id)
         except (RunConflict, InvalidInput) as refusal:
             return False, store_exception(refusal)
-        except PersistenceError as failure:
-            drive.stop_because(failure)
         return _outcome_of(self._info.id, row)
 
+    async def _give_up(self) -> None:
+        """Ask the child to stop, if it was started and is not detached."""
+        if self.opened_child is not None and not self.started.is_detached:
+            await _runs_of(self._drive).cancel(self.started.id, undo=self._drive.undoes)
+
     def _is_over(self, row: RunRow) -> bool:
-        """Whether the child has ended, and not before a retry of its parent started it again. Raises `RunConflict`."""
+        """Return whether the child has ended, and not before a retry of its parent started it again. Raises `RunConflict`."""
         if row.parent_id != self._drive.run.id or row.parent_key != self.started.parent_key:
             reason = "no parent" if row.parent_id is None else f"{row.parent_id!r} as its parent (key {row.parent_key!r})"
             raise RunConflict(row.id, reason)
-        if row.workflow not in (self._child.workflow.name, *self._child.workflow.aliases):
+        if row.workflow not in (self.child.workflow.name, *self.child.workflow.aliases):
             raise RunConflict(row.id, f"workflow {row.workflow!r}")
         return row.ended and (row.status == "completed" or row.epoch != self._info.ended_epoch)
 
     async def _start(self) -> RunRow:
         """Record the intent, and create the child."""
-        drive, child = self._drive, self._child
+        drive, child = self._drive, self.child
         if drive.children.is_retried(child.key, drive.recorder.journal):
             await self._note_earlier_end(await _runs_of(drive).get(self._info.id))
         self._open()
@@ -383,8 +369,8 @@ class _Waiter:
             self._info = msgspec.structs.replace(self._info, ended_epoch=row.epoch)
 
     def _open(self) -> None:
-        drive, child, now = self._drive, self._child, self._drive.clock.now()
-        self._opened = drive.recorder.append(
+        drive, child, now = self._drive, self.child, self._drive.clock.now()
+        self.opened_child = drive.recorder.append(
             child.key,
             child.name,
             kind="child",
@@ -394,22 +380,18 @@ class _Waiter:
             started_at=now,
             ended_at=now,
         )
-        self.started.seq = self._opened.seq
+        self.opened.append(self.opened_child)
+        self.started.seq = self.opened_child.seq
 
     async def _find(self) -> RunRow | None:
-        """The child that an earlier attempt has recorded. It was perhaps not created; None if it was deleted after its end."""
+        """Return the child that an earlier attempt has recorded. Create it if that was not done; None if it was deleted."""
         row = await _runs_of(self._drive).get(self._info.id)
-        if self._call.was_cancelled and not self._is_restarted:
-            await self._note_earlier_end(row)
-            self._open()
-            await self._drive.recorded()
-            row = await _runs_of(self._drive).get(self._info.id)
         if row is None and not self._drive.waits.has_row(self.started.address):
             row = await self._create()
         return row
 
     async def _create(self) -> RunRow:
-        drive, child = self._drive, self._child
+        drive, child = self._drive, self.child
         if not drive.may_start_now():
             await drive.may_start()
         encoded, digest, arguments = self._input or child.workflow.encode_input(drive.codec, child.args, child.kwargs)
@@ -432,21 +414,14 @@ class _Waiter:
         """Return when a row about this child is in the inbox. It is consumed by the next record."""
         if self._consume is not None:
             self._drive.recorder.consume(self._consume)  # it was older than the child's last end
-        self._consume = (await _wait_for_row(self._drive, self._call, self.started)).seq
+        self._consume = (await wait_for_row(self._drive, self, self.started)).seq
 
-    async def _give_up(self) -> None:
-        """The body cancelled this call: the child is asked to stop, unless the run only leaves memory.
 
-        A clock of asyncio, or the end of the process, may cancel a call too. The child then goes on until the body has ended.
-        """
-        is_open = self._drive.calls.closed is None and not self._is_cancel_sent and not self.started.is_detached
-        if is_open and self.started.seq and self._is_given_up():
-            self._is_cancel_sent = True
-            await _cancel(self._drive, self.started)
-
-    def _is_given_up(self) -> bool:
-        branch = self._call.branch
-        return self._drive.calls.is_cancelling or (branch is not None and branch.is_cancelled_by_body)
+def _runs_of(drive: Drive) -> ChildRuns:
+    runs = drive.children.runs
+    if runs is None:
+        raise RuntimeError(f"run {drive.run.id!r} is only replayed, and starts no child")
+    return runs
 
 
 def read_open_child(drive: Drive, opened: Entry) -> OpenChild:
@@ -468,84 +443,79 @@ def _outcome_of(child_id: str, row: RunRow | None) -> tuple[bool, bytes]:
     return False, store_exception(unknown) if row.outcome is None else row.outcome
 
 
-async def _wait_for_row(drive: Drive, call: CtxCall, child: StartedChild) -> Signal:
-    """The next inbox row about this child. While it waits the run may leave memory."""
-    future = call.park()
+async def wait_for_row(drive: Drive, working: object, child: StartedChild) -> Signal:
+    """Return the next inbox row about this child. While `working` waits for it the run may leave memory."""
+    arrived: asyncio.Future[Signal] = asyncio.get_running_loop().create_future()
 
-    def receive(signal: Signal) -> None:
+    def receive(signal: Signal | None) -> None:
         drive.children.arrived_at = drive.clock.now()
-        if not future.done():
-            future.set_result(signal)
+        drive.at_work.add(working)  # now: the run must not leave memory before this goes on
+        if not arrived.done() and signal is not None:
+            arrived.set_result(signal)
 
-    wait = Wait(child.seq, None, nothing, child.address, receive)
-    drive.results.running -= 1
+    wait = Wait(child.seq, None, receive, child.address, is_immediate=True)
+    drive.at_work.discard(working)
+    drive.waits.add(wait)
+    drive.body.schedule()
     try:
-        drive.waits.add(wait)
-        drive.results.note_call()
-        signal: Signal = await drive.calls.parked(call, future)
+        return await arrived
     finally:
-        drive.results.running += 1
         drive.waits.remove(wait)
-    return signal
-
-
-def _has_to_undo(drive: Drive) -> bool:
-    """Return whether a child that is cancelled now compensates what it has done."""
-    return drive.undoes
-
-
-async def _cancel(drive: Drive, child: StartedChild) -> None:
-    """Ask the child to stop, whatever cancels the caller meanwhile."""
-
-    async def cancel() -> None:
-        await _runs_of(drive).cancel(child.id, undo=_has_to_undo(drive))
-
-    try:
-        await run_to_end(cancel())
-    except PersistenceError as failure:
-        drive.stop_because(failure)
+        drive.at_work.add(working)
 
 
 def are_over(drive: Drive) -> bool:
-    """Whether there is nothing to be done about the children of a body that has ended."""
-    started = all(child.is_over and (child.task is None or child.is_awaited) for child in drive.children.started)
-    return started and not drive.children.requests and not any(_forgotten(drive))
+    """Return whether there is nothing to be done about the children of a body that has ended."""
+    children = drive.children
+    is_over = all(child.is_over for child in children.started) and all(call.is_awaited for call in children.handles)
+    return is_over and not children.requests and not any(_forgotten(drive))
 
 
 def _forgotten(drive: Drive) -> Iterator[Entry]:
-    """The open entries of children that the body, whose code has changed, did not ask for."""
-    for key, entries in drive.calls.opened.items():
-        yield from (opened for opened in entries if opened.kind == "child" and not drive.calls.is_recorded(key))
+    """Return the open entries of children that the function, whose code has changed, did not ask for."""
+    if not drive.is_resumed:
+        return
+    started = {child.seq for child in drive.children.started}
+    last = {entry.key: entry for entry in entries_in_force(drive.recorder.journal) if entry.kind == "child"}
+    yield from (entry for entry in last.values() if entry.phase == "open" and entry.seq not in started)
 
 
-async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | None:
-    """Return when every child of a body that has ended is over, but those that are detached; the error of one that failed.
+class ClosingWaits(Protocol):
+    """How the closing of a run waits, outside the body."""
 
-    Children that the body has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are asked
-    to stop. So are children that are recorded and that the body, whose code has changed, did not ask for.
+    async def wait_for(self, call: Call) -> None: ...
+    async def wait_for_any(self, calls: Sequence[Call]) -> None: ...
+    async def wait_on_host(self, future: asyncio.Future[Any]) -> None: ...
+
+
+async def end_children(drive: Drive, closing: ClosingWaits, *, must_cancel: bool) -> BaseException | None:
+    """Return when every child of a function that has ended is over, but those that are detached; the error of one that failed.
+
+    Children that the function has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are
+    asked to stop. So are children that are recorded and that the function, whose code has changed, did not ask for.
     """
     children = drive.children
     _adopt_forgotten(drive)
     if not children.started:
         return None
-    handles = [child for child in children.started if child.task is not None]
-    detached = [child for child in handles if child.is_detached]
-    if detached:
-        await join(drive, [child.created for child in detached], asyncio.ALL_COMPLETED)
-    attached = [(child, child.task) for child in handles if not child.is_detached and child.task is not None]
-    error: BaseException | None = None
-    if not must_cancel:
-        await join(drive, [task for _, task in attached if not task.done()], asyncio.FIRST_EXCEPTION)
-        error = next((found for child, task in attached if (found := _failure(child, task)) is not None), None)
-    pending = [task for _, task in attached if not task.done()]
-    for task in pending:
-        cancel_by_ctx(task)
-    await join(drive, pending, asyncio.ALL_COMPLETED)
-    if children.requests:
-        await join(drive, list(children.requests), asyncio.ALL_COMPLETED)
+    calls = [call for call in drive.calls.cursor.asked.values() if isinstance(call, CalledChild)]
+    attached = [call for call in calls if not call.started.is_detached]
+    error = next((found for call in children.handles if (found := call.failure()) is not None), None)
+    for call in attached:
+        if error is None and not must_cancel:
+            await closing.wait_for_any(attached)
+            error = next((found for call in attached if (found := call.failure()) is not None), None)
+    for call in attached:
+        if call.entry is None and not call.is_cancelled:
+            call.is_cancelled = True
+            call.stop()
+    for call in attached:
+        await closing.wait_for(call)
+    for pending in [*(call.started.created for call in calls if call.started.is_detached), *children.requests]:
+        await closing.wait_on_host(pending)
     left = [child for child in children.started if not child.is_over and not child.is_detached]
     if left and children.runs is not None:
-        await _end_given_up(drive, left)
+        await _end_given_up(drive, closing, left)
     return error
 
 
@@ -556,18 +526,15 @@ def _adopt_forgotten(drive: Drive) -> None:
         drive.children.started.append(StartedChild(opened.key, parent_key, info.id, info.detached, opened.seq))
 
 
-def _failure(child: StartedChild, task: asyncio.Future[Any]) -> BaseException | None:
-    """The error of a child that nothing has awaited."""
-    return task.exception() if task.done() and not task.cancelled() and not child.is_awaited else None
-
-
-async def _end_given_up(drive: Drive, children: Sequence[StartedChild]) -> None:
+async def _end_given_up(drive: Drive, closing: ClosingWaits, children: Sequence[StartedChild]) -> None:
     """Ask these children to stop, and return when they have ended. The run may leave memory meanwhile."""
-    rows = await _each(drive, children, _runs_of(drive).get)
+    rows = await _each(children, _runs_of(drive).get)
     running = [child for child, row in rows if row is not None and not row.ended and row.parent_id == drive.run.id]
-    await _each(drive, running, partial(_runs_of(drive).cancel, undo=_has_to_undo(drive)))
+    await _each(running, partial(_runs_of(drive).cancel, undo=drive.undoes))
     for child in running:
-        await _see_end(drive, child)
+        while (row := await _runs_of(drive).get(child.id)) is not None and not row.ended:
+            drive.recorder.consume((await wait_for_row(drive, closing, child)).seq)
+        child.is_over = True
 
 
 async def read_outcome(drive: Drive, opened: Entry) -> Entry | None:
@@ -578,41 +545,10 @@ async def read_outcome(drive: Drive, opened: Entry) -> Entry | None:
     return msgspec.structs.replace(opened, phase="close", payload=_outcome_of(row.id, row)[1])
 
 
-async def _each(drive: Drive, children: Sequence[StartedChild], verb: Any) -> list[tuple[StartedChild, Any]]:
-    """What the verb gives for each of these children, asked for in few turns."""
+async def _each(children: Sequence[StartedChild], verb: Any) -> list[tuple[StartedChild, Any]]:
+    """Return what the verb gives for each of these children, asked for in few turns."""
     replies: list[tuple[StartedChild, Any]] = []
     for first in range(0, len(children), _AT_ONCE):
         batch = children[first : first + _AT_ONCE]
-        asked = [start_own_task(_call(verb, child.id)) for child in batch]
-        drive.results.begin_work()
-        try:
-            await asyncio.wait(asked)
-            replies += zip(batch, [each.result() for each in asked], strict=True)
-        except PersistenceError as failure:
-            drive.stop_because(failure)
-        finally:
-            drive.results.running -= 1
+        replies += zip(batch, await asyncio.gather(*(verb(child.id) for child in batch)), strict=True)
     return replies
-
-
-async def _call(verb: Any, run_id: str) -> Any:
-    return await verb(run_id)
-
-
-async def _see_end(drive: Drive, child: StartedChild) -> None:
-    """Return when this child has ended or was deleted. Nothing is recorded but that its inbox rows were consumed."""
-    call = drive.calls.begin(f"{child.parent_key}\0end", "child")
-    call.was_cancelled = True  # so that the journal does not note it if it is cancelled
-    with call:
-        drive.results.begin_work()
-        try:
-            while (row := await _runs_of(drive).get(child.id)) is not None and not row.ended:
-                drive.recorder.consume((await _wait_for_row(drive, call, child)).seq)
-            child.is_over = True
-        except asyncio.CancelledError:
-            await call.wait_to_leave()
-            raise
-        except PersistenceError as failure:
-            drive.stop_because(failure)
-        finally:
-            drive.results.running -= 1

@@ -15,14 +15,14 @@ import asyncio
 import functools
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import msgspec
 
 from perdure.codec import dump_error
-from perdure.ctx_calls.steps import AttemptResult, Attempts, StepCall
+from perdure.ctx_calls.step_calls import AttemptResult, Attempts, StepCall
 from perdure.engine.recorder import RolledBack
 from perdure.errors import LeaseLost, PersistenceError, StepTimeout, TransactionFailed, ValueNotStorable
 from perdure.model.durations import MAX_INSTANT, MICROSECOND
@@ -147,10 +147,11 @@ class TransactionAttempts(Attempts):
     def _succeeded(self, value: Any) -> AttemptResult:
         return value if isinstance(value, AttemptResult) else super()._succeeded(value)  # `_called` has encoded it
 
-    def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
+    async def run(self) -> AttemptResult:
+        result = await super().run()
         if self._opened is not None:
-            write = functools.partial(self._drive.recorder.commit, self._commit)
-        return super()._append(result, write)
+            result.write = functools.partial(self._drive.recorder.commit, self._commit)
+        return result
 
     async def _commit(self, entry: Entry, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
         """Record these in the open transaction, and commit. Called by the recorder, in a task of its own."""

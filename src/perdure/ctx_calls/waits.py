@@ -10,6 +10,7 @@ it takes the new code, and that is recorded for its replays.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -17,11 +18,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from perdure.body.calls import UNRECORDED, Call
 from perdure.codec import Codec
 from perdure.codec.hints import type_name
-from perdure.engine.body_tasks import ReplayableTask, cancel_by_ctx
 from perdure.engine.drive import Drive
-from perdure.engine.keyed_calls import CtxCall
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.approvals import MAX_PAYLOAD_BYTES, OpenApproval, expiry, new_nonce
@@ -42,25 +43,116 @@ class _Missing:
 MISSING: Final = _Missing()
 
 
+class WaitCall(Call):
+    """A call that waits for an instant or an inbox row: `ctx.sleep`, `wait_for_signal`, `approve`."""
+
+    __slots__ = ("_address", "_deadline", "_drive", "_make_opening", "_wait", "name")
+    is_wait = True
+
+    def __init__(
+        self,
+        drive: Drive,
+        key: str,
+        name: str,
+        kind: Kind,
+        deadline: Callable[[], int] | None,
+        address: Awaited | None = None,
+        make_opening: Callable[[int | None], OpenWait] = OpenWait,
+    ) -> None:
+        super().__init__(key, kind)
+        self.name = name
+        self._drive = drive
+        # The instant is fixed now: at the rest at which the wait begins its length would count from another one.
+        self._deadline = None if deadline is None else min(deadline(), MAX_INSTANT)
+        self._address = address
+        self._make_opening = make_opening
+        self._wait: Wait | None = None
+
+    def start(self) -> None:
+        """Wait from now on. The instant and what is awaited are recorded, or were before."""
+        drive = self._drive
+        opened = self.opened[-1] if self.opened else self._open()
+        asked = _read_open(drive, opened)
+        address, expiry_payload = self._address, None
+        if isinstance(asked, OpenApproval):
+            address = asked.address(opened.name)
+            expiry_payload = None if asked.deadline is None else msgspec.json.encode(expiry(asked.deadline))
+        self._wait = Wait(opened.seq, asked.deadline, partial(self._end, opened), address, expiry_payload)
+        drive.waits.add(self._wait)
+
+    def _open(self) -> Entry:
+        drive, now = self._drive, self._drive.clock.now()
+        payload = msgspec.json.encode(self._make_opening(self._deadline))
+        opened = drive.recorder.append(
+            self.key, self.name, kind=self.kind, phase="open", payload=payload, started_at=now, ended_at=now
+        )
+        self.opened.append(opened)
+        return opened
+
+    def _end(self, opened: Entry, signal: Signal | None) -> None:
+        """The wait is over. A sleep went well, and so did an approval that expired; a signal that did not come did not."""
+        drive, wait = self._drive, self._wait
+        payload, ok, consume = b"null", True, None
+        if signal is not None:
+            payload, consume = signal.payload, signal.seq
+        elif wait is not None and wait.address is not None:
+            ok, payload = wait.expiry is not None, wait.expiry or b"null"
+        drive.record(
+            self,
+            name=opened.name,
+            ok=ok,
+            payload=payload,
+            started_at=opened.started_at,
+            ended_at=drive.clock.now(),
+            consume=consume,
+        )
+
+    def withdrawn(self) -> None:
+        """The body gave the wait up. If it had begun live, its journal says so, for people who read it."""
+        drive, wait = self._drive, self._wait
+        if wait is None:
+            return
+        drive.body.on_host(drive.waits.remove, wait)
+        now = drive.clock.now()
+        drive.recorder.append(self.key, "", kind=self.kind, phase="cancel", started_at=now, ended_at=now)
+
+    def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
+        del entry  # what a wait returns is made where it is called
+        return None, None
+
+
 async def sleep(drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
     """Return when the deadline, fixed the first time, has passed."""
-    await _pause(drive, key, name, "sleep", deadline, None)
+    await _wait(drive, WaitCall(drive, key, name, "sleep", deadline))
 
 
 async def wait_for_signal(
     drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, default: Any, returns: Any
 ) -> Any:
-    """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
-    entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
+    """Return the payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
+    entry = await _wait(drive, SignalCall(drive, key, name, deadline, returns))
     if entry.ok:
-        if drive.publisher.subscribers:
-            await drive.publisher.publish_signal(entry, lambda: _payload(drive, entry, returns))
         return _payload(drive, entry, returns)
     if isinstance(default, _Missing):
         error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
         drive.calls.raised(key, error)
         raise error
     return default
+
+
+class SignalCall(WaitCall):
+    """A call that waits for a signal."""
+
+    __slots__ = ("returns",)
+
+    def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, returns: Any) -> None:
+        super().__init__(drive, key, name, "signal", deadline, Awaited("signal", name))
+        self.context = contextvars.copy_context()
+        self.returns = returns
+
+    def publish(self, publisher: EventPublisher, entry: Entry) -> None:
+        if entry.ok:
+            publisher.publish_signal(entry, lambda: _payload(self._drive, entry, self.returns))
 
 
 class ApprovalRequest(NamedTuple):
@@ -86,8 +178,10 @@ class ApprovalRequest(NamedTuple):
 async def wait_for_approval(
     drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, request: ApprovalRequest
 ) -> Approved[Any] | Rejected | Expired:
-    """What was decided, by a person or by the clock."""
-    entry = await _pause(drive, key, name, "approval", deadline, None, partial(request.open, drive.codec))
+    """Return what was decided, by a person or by the clock."""
+    make_opening = partial(request.open, drive.codec)
+    make_opening(None)  # refuses a payload that cannot be stored, before the wait begins
+    entry = await _wait(drive, WaitCall(drive, key, name, "approval", deadline, None, make_opening))
     try:
         decision = load_decision(drive.codec, entry)
         by, at = decision.by or "", decision.at
@@ -117,69 +211,15 @@ def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
         raise InvalidInput(drive.run.workflow, f"signal {entry.name!r}: {reason}") from reason
 
 
-async def _pause(
-    drive: Drive,
-    key: str,
-    name: str,
-    kind: Kind,
-    deadline: Callable[[], int] | None,
-    address: Awaited | None,
-    open_wait: Callable[[int | None], OpenWait] = OpenWait,
-) -> Entry:
-    await drive.calls.admitted()
-    call = drive.calls.begin(key, kind)
-    if drive.results.is_next(key) and not call.was_cancelled:
-        return drive.results.take()
-    opened = drive.calls.take_opened(key)
-    with call:
-        recorded = await drive.calls.turn(call)
-        if recorded is not None:
-            return recorded
-        opened = opened or _open(drive, call, name, deadline, open_wait)
-        return await drive.calls.wait(call, _wait(drive, call, opened, address))
-
-
-def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:
-    asked = _read_open(drive, opened)
-    expires_with = None
-    if isinstance(asked, OpenApproval):
-        address = asked.address(opened.name)
-        expires_with = None if asked.deadline is None else msgspec.json.encode(expiry(asked.deadline))
-
-    def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
-        entry = drive.recorder.append(
-            call.key,
-            opened.name,
-            kind=call.kind,
-            ok=ok,
-            payload=payload,
-            started_at=opened.started_at,
-            ended_at=drive.clock.now(),
-            consume=consume,
-        )
-        drive.calls.resolve(entry, call)
-
-    def on_signal(signal: Signal) -> None:
-        close(True, signal.payload, signal.seq)
-
-    def on_due() -> None:
-        # A sleep that is over went well, and so did an approval that expired; a signal that did not come did not.
-        close(address is None or expires_with is not None, expires_with or b"null")
-
-    return Wait(opened.seq, asked.deadline, on_due, address, on_signal, expiry=expires_with)
-
-
-def _open(
-    drive: Drive,
-    call: CtxCall,
-    name: str,
-    deadline: Callable[[], int] | None,
-    open_wait: Callable[[int | None], OpenWait] = OpenWait,
-) -> Entry:
-    """The open entry of this wait, recorded now."""
-    payload = msgspec.json.encode(open_wait(None if deadline is None else min(deadline(), MAX_INSTANT)))
-    now = drive.clock.now()
-    return drive.recorder.append(call.key, name, kind=call.kind, phase="open", payload=payload, started_at=now, ended_at=now)
+async def _wait(drive: Drive, call: WaitCall) -> Entry:
+    """Return the entry of this call."""
+    calls = drive.calls
+    await calls.admitted()
+    calls.use(call.key, call.kind)
+    await calls.ask(call)
+    if call.entry is None:
+        raise RuntimeError(f"the wait {call.key!r} has ended without an entry")
+    return call.entry
 
 
 def _read_open(drive: Drive, opened: Entry) -> OpenWait:
@@ -200,84 +240,90 @@ class TimeLimit:
         self._key = key
         self._name = name
         self._deadline = deadline
-        self._is_over = False
-        # Whether the expiry is in the journal, so that it is neither recorded again nor taken for cancelled.
-        self._is_recorded = False
-        self._call: CtxCall | None = None
-        self._wait: Wait | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
+        self._call: _LimitCall | None = None
 
     async def __aenter__(self) -> Self:
-        drive = self._drive
-        await drive.calls.admitted()
-        self._call = call = drive.calls.begin(self._key, "timeout")
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-        if drive.calls.is_recorded(self._key) and not call.was_cancelled:
-            self._is_recorded = True
-            drive.results.ask(self._key, self)
-            return self
-        opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
-        self._wait = Wait(opened.seq, _read_open(drive, opened).deadline, self._due)
-        drive.waits.add(self._wait)
+        calls = self._drive.calls
+        await calls.admitted()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("ctx.timeout is used inside a task")
+        calls.use(self._key, "timeout")
+        self._call = call = _LimitCall(self._drive, self._key, self._name, self._deadline, task)
+        calls.cursor.ask(call)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._wait is not None:
-            self._drive.waits.remove(self._wait)
-        self._drive.results.withdraw(self._key)
-        if not self._is_over or self._task is None:
-            if self._call is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
-                self._call.free() if self._is_recorded else self._drive.calls.cancelled(self._call)
+        drive, call = self._drive, self._call
+        if call is None:
             return
-        if isinstance(self._task, ReplayableTask):
-            self._task.branch.is_cancelled_by_ctx = False  # it goes on
-        if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
-            late = TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed")
-            self._drive.calls.raised(self._key, late)
+        is_cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        if call.entry is None:
+            if not drive.is_closed:
+                drive.calls.cursor.withdraw(call)
+                if is_cancelled:
+                    drive.calls.free(self._key)
+                call.withdrawn()
+            return
+        if call.task.uncancel() <= call.requests and is_cancelled:
+            late = TimeoutError(f"the time limit {self._name!r} of run {drive.run.id!r} has passed")
+            drive.calls.raised(self._key, late)
             raise late from error
 
-    def deliver(self, entry: Entry) -> bool:
-        """The deadline has passed, and it is this record's turn."""
-        del entry
-        self._is_over = True
-        return self._task is not None and cancel_by_ctx(self._task)
 
-    def abandon(self) -> None:
-        """Nothing to do: the block can be cancelled at any time."""
+class _LimitCall(WaitCall):
+    """The time limit of a block: when its entry is delivered, the task is cancelled."""
 
-    def _due(self) -> None:
-        if self._drive.calls.is_recorded(self._key):
-            self._drive.results.ask(self._key, self)  # cancelled in an earlier attempt, but not in this one
-            return
-        self._is_recorded = True
+    __slots__ = ("requests", "task")
+
+    def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int], task: asyncio.Task[Any]) -> None:
+        super().__init__(drive, key, name, "timeout", deadline)
+        self.task = task
+        self.requests = task.cancelling()
+
+    def deliver(self, entry: Entry) -> None:
+        self.entry = entry
+        self.task.cancel()
+
+
+class PatchCall(Call):
+    """A call of `ctx.patched`."""
+
+    __slots__ = ("_drive", "name")
+
+    def __init__(self, drive: Drive, key: str, name: str) -> None:
+        super().__init__(key, "patch")
+        self._drive = drive
+        self.name = name
+
+    def must_end(self, *, is_recorded: bool) -> bool:
+        """Return whether it was recorded, which is when it began: a later call of the key would find that otherwise."""
+        return self.has_begun and is_recorded
+
+    def start(self) -> None:
+        """The journal ends here: the run takes the new code, and that is recorded."""
         now = self._drive.clock.now()
-        entry = self._drive.recorder.append(self._key, self._name, kind="timeout", started_at=now, ended_at=now)
-        self._drive.calls.resolve(entry, self)
+        self._drive.record(self, name=self.name, payload=b"true", started_at=now, ended_at=now)
+
+    def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
+        del entry
+        return True, None
+
+    def tell(self, *, is_new: bool) -> None:
+        """Decide it without a record. The journal may go on after this call: then the run has been here, under the old code."""
+        self.outcome = is_new, None
+        self.deliver(UNRECORDED)
 
 
 async def is_patched(drive: Drive, key: str, name: str) -> bool:
-    """Whether the run takes the new code. Decided by the first call with this name, for the whole run."""
+    """Return whether the run takes the new code. Decided by the first call with this name, for the whole run."""
     calls = drive.calls
     await calls.admitted()
     known = calls.patches.get(key)
     if known is not None:
         return known
-    call = calls.begin(key, "patch")
-    if drive.results.is_next(key) and not call.was_cancelled:
-        drive.results.take()
-        calls.patches[key] = True
-        return True
-    with call:
-        found = await calls.find_patch(call)
-        calls.patches[key] = await _record_patch(drive, call, name) if found is None else found
-    return calls.patches[key]
-
-
-async def _record_patch(drive: Drive, call: CtxCall, name: str) -> bool:
-    now = drive.clock.now()
-    entry = drive.recorder.append(call.key, name, kind="patch", payload=b"true", started_at=now, ended_at=now)
-    if not drive.results.reaches_body_at_once(entry):
-        await drive.calls.wait_for_delivery(call, entry)
-    return True
+    calls.use(key, "patch")
+    call = PatchCall(drive, key, name)
+    await calls.ask(call)
+    calls.patches[key] = found = bool(call.result())
+    return found

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from perdure.model.ids import MAX_ID_BYTES, check_id
-from perdure.model.journal import Entry, OpenChild
+from perdure.model.journal import Entry, OpenChild, entries_in_force
 from perdure.model.own_names import child_key, numbered_key
 from perdure.model.records import Awaited, NewRun, RunRow
 
@@ -66,9 +66,6 @@ class StartedChild(msgspec.Struct, eq=False):
     seq: int = 0
     # Whether it has ended as far as its parent is concerned: its outcome is recorded, or its row said so.
     is_over: bool = False
-    # Of a handle that `ctx.start_child` gave: its task, and whether the body awaits it.
-    task: asyncio.Task[Any] | None = None
-    is_awaited: bool = False
     # Done when it exists, or when its call is over.
     created: asyncio.Future[None] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -89,6 +86,8 @@ class Children:
     def __init__(self, run: RunRow, runs: ChildRuns | None, undone: Mapping[str, int]) -> None:
         self.runs = runs
         self.started: list[StartedChild] = []
+        # The calls of those of which `ctx.start_child` gave a handle.
+        self.handles: list[Any] = []
         self._run = run
         self._uses: dict[str, int] = {}
         # How often each child was undone.
@@ -138,14 +137,13 @@ class Children:
         return None if self.arrived_at is None else self.arrived_at + grace
 
 
-async def cancel_open_children(
-    runs: ChildRuns | None, opened: Mapping[str, list[Entry]], closed: Callable[[str], bool], *, undo: bool = True
-) -> None:
+async def cancel_open_children(runs: ChildRuns | None, journal: Sequence[Entry], *, undo: bool = True) -> None:
     """Ask the children to stop that the journal of a run has as open, for a run that ends without its body."""
-    for key, entries in opened.items():
-        for entry in entries:
-            if runs is None or entry.kind != "child" or closed(key):
-                continue
+    if runs is None:
+        return
+    last = {entry.key: entry for entry in entries_in_force(journal) if entry.kind == "child"}
+    for entry in last.values():
+        if entry.phase == "open":
             with contextlib.suppress(msgspec.MsgspecError):
                 info = msgspec.json.decode(entry.payload, type=OpenChild)
                 if not info.detached:

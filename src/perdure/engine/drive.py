@@ -1,13 +1,14 @@
-"""Driving one attempt of a run: the body runs from the top, and recorded results are delivered to it again.
+"""One attempt of a run: its body runs from the top, and entries of the journal are delivered to it.
 
-A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `ResultQueue` (when a result reaches
-it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of six
-ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or the attempt
-failed (it could not be recorded, or its code called `sys.exit`). After that whatever the body still does is discarded, and every
-ctx call in it raises.
+A `Drive` owns the body's queue (`BodyQueue`), its calls and its place in the journal (`Calls`, `JournalCursor`), the recorder,
+and what the run waits for (`Waits`). What happens when the body rests is `rest`: its order is the rule by which every replay
+repeats the first run. The drive ends in one of six ways: the body ended, the run suspended, it was cancelled, it was stopped (a
+deploy), it does not fit the code, or the attempt failed (it could not be recorded, or its code called `sys.exit`). After that
+whatever the body still does is discarded, and every ctx call in it raises.
 
-Cancelling a run is a record like any other: it reaches the body when the store has acknowledged it, so a replay cancels the body
-at the same place. The body may clean up with ctx calls for `cancel_grace`. Then, as after a failure, `closing` does what is left.
+Cancelling a run is an entry like any other: it reaches the body when the store has acknowledged it and the body rests, so a
+replay cancels the body at the same place. The body may clean up with ctx calls for `cancel_grace`. Then, as after a failure,
+`Closing` does what is left, outside the body.
 
 Cancelling a drive takes effect when the write in flight has its reply; only then is the lease released, or left to expire.
 """
@@ -20,21 +21,25 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
 from perdure.aio.interrupts import describe_interrupt, is_for_process
-from perdure.aio.own_tasks import body_context, start_own_task
+from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.body.body_queue import BodyQueue, BodyTask
+from perdure.body.calls import Call, Calls, raised_by
+from perdure.body.journal_cursor import JournalCursor
+from perdure.body.leaving import Leaving
+from perdure.body.patience import Patience
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
-from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
+from perdure.engine.asyncio_timers import DurableTimers
+from perdure.engine.cancelling import Cancellation, calls_before
 from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
 from perdure.engine.endings import (
     StartingOver,
     StartOver,
-    can_leave_memory,
-    end_tasks,
     ending_of_body,
     ending_of_cancelled_run,
     ending_of_dead_run,
@@ -44,11 +49,9 @@ from perdure.engine.endings import (
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.inbox_reader import InboxReader
-from perdure.engine.keyed_calls import Calls, CtxCall, raised_by
 from perdure.engine.progress import ProgressReporter
-from perdure.engine.recorder import Recorder, Unrecorded
-from perdure.engine.replay_order import ResultQueue
-from perdure.engine.step_cache import CachedKeys, StepCaching
+from perdure.engine.recorder import Recorder
+from perdure.engine.step_cache import StepCaching
 from perdure.engine.streams import Streams, emit_in_step
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
@@ -65,22 +68,20 @@ from perdure.errors import (
     PerdureWarning,
     PersistenceError,
     RunCancelled,
-    RunDiverged,
+    RunInterrupted,
     SnapshotCorrupt,
     ValueNotStorable,
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.idempotency import IdempotencyKeys
-from perdure.model.journal import CancelPoint, Entry, JournalIndex
+from perdure.model.journal import Entry, JournalIndex
 from perdure.model.logs import log, run_fields
-from perdure.model.own_names import CANCEL_WITHOUT_UNDO
 from perdure.model.records import (
     Claim,
     NewInput,
     Pulse,
     columns_after_continue,
-    deadline_in_force,
     failure_pause,
     misfit_pause,
     problem_text,
@@ -88,8 +89,8 @@ from perdure.model.records import (
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
-from perdure.snapshots.effects import effects_in, find_cancel_request
-from perdure.stepspec import StepInfo, current
+from perdure.snapshots.effects import effects_in
+from perdure.stepspec import StepInfo
 from perdure.store import Store, StreamStore, require
 
 # After how many microseconds a cancelled run looks again whether its children have ended.
@@ -102,86 +103,28 @@ class BodyClosing(Protocol):
     """What is left to do when a body has ended."""
 
     def is_needed(self, result: Any, /) -> bool:
-        """Whether there is something to do before the run ends with this result."""
+        """Return whether there is something to do before the run ends with this result."""
         ...
 
-    async def close(self, own: BodyTask, result: Any, /) -> Any:
-        """Do it, in this task of the body, and give the result of the run."""
+    async def close(self, result: Any, /) -> Any:
+        """Do it, and return the result of the run."""
         ...
 
     def unreached(self) -> list[str]:
         """Return the keys of what would have to be undone and cannot be, because the body does not reach it."""
         ...
 
+    def forget(self) -> None:
+        """Drop the references to calls and functions."""
+        ...
+
 
 class Drive:
     """One attempt of one run."""
 
-    # It has more attributes than Python keeps in an object without a dict.
-    __slots__ = (
-        "__weakref__",
-        "_attention",
-        "_body",
-        "_cancel_request",
-        "_cancel_requested",
-        "_cancel_timer",
-        "_closing_task",
-        "_deadline",
-        "_deadline_timer",
-        "_ending",
-        "_failure",
-        "_heartbeat",
-        "_held",
-        "_hints",
-        "_is_cancel_recorded",
-        "_is_drain_over",
-        "_is_late",
-        "_is_misfit",
-        "_is_request_read",
-        "_is_time_limit_noted",
-        "_lease",
-        "_linger_timer",
-        "_loop",
-        "_main",
-        "_must_suspend",
-        "_progress",
-        "_reading_request",
-        "_store",
-        "_unreadable",
-        "cached_keys",
-        "caching",
-        "calls",
-        "children",
-        "clock",
-        "closing",
-        "codec",
-        "compares_arguments",
-        "encode_input",
-        "executing",
-        "idempotency_keys",
-        "inbox",
-        "is_continued",
-        "is_resumed",
-        "is_strict",
-        "must_stop",
-        "options",
-        "problem",
-        "publisher",
-        "rebuilds_errors",
-        "recorder",
-        "reference",
-        "results",
-        "run",
-        "settings",
-        "streams",
-        "tasks",
-        "undoes",
-        "waits",
-    )
-
     def __init__(  # noqa: PLR0915 - one line for each part of the drive
         self,
-        body: Callable[[Drive], Coroutine[Any, Any, Any]],
+        function: Callable[[Drive], Coroutine[Any, Any, Any]],
         hints: Hints,
         claim: Claim,
         settings: EngineSettings,
@@ -207,60 +150,65 @@ class Drive:
         self.compares_arguments = is_resumable and options.on_changed_arguments != "ignore"
         # Whether what is recorded and then raised is raised as a replay raises it. Otherwise nothing is ever replayed.
         self.rebuilds_errors = is_resumable or bool(claim.journal)
-        self._body = body
+        self._function = function
         self._hints = hints
         self._lease = claim.lease
         self._store = store
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         # Whether anything was recorded before this attempt.
         self.is_resumed = bool(claim.journal)
         recorded, self._unreadable = _readable(claim, owes_imported=options.on_divergence == "stop")
-        if options.on_divergence == "run":
-            recorded.owed.clear()
-            recorded.owed_after.clear()
-        self._look_at_requests(claim, recorded)
+        self.cancellation = Cancellation(claim, recorded.cancel_point, self.clock.now(), has_store=store is not None)
+        self._unreadable = self._unreadable or self.cancellation.problem
         self.children = Children(claim.run, child_runs, recorded.undone)
-        self.waits = self._new_waits(claim)
-        self.tasks = self._new_tasks()
-        self.results = self._new_results(recorded)
-        # Whether the journal says that a clock which it does not know has cancelled something. Once is enough.
-        self._is_time_limit_noted = "" in recorded.cancelled
-        self.waits.on_change = self.tasks.changed = self.results.look_soon
-        self.calls = Calls(
-            claim.run.id,
-            recorded,
-            self.tasks,
-            self.results,
-            self.waits,
-            retired,
-            on_cancelled=self._note_cancelled,
-            on_misfit=self.misfit,
-        )
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        self.inbox: InboxReader | None = None
+        if store is not None:
+            self.inbox = InboxReader(store, self.run.id, self.clock, self.waits, self._stop_misfit)
+            self.waits.read_inbox = self.inbox.read
+        owed: Collection[int] = () if options.on_divergence == "run" else recorded.owed
+        cursor: JournalCursor[Call] = JournalCursor(recorded.entries, has_store=store is not None, owed=owed, retired=retired)
+        cursor.last_at = self.run.began_at
+        self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
+        self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
+        self.body.has_steps = store is None
+        self.waits.on_change = self.body.schedule
+        self.timers = DurableTimers(self, claim.journal)
+        self._patience = Patience(self.clock, settings.unload_grace, self.body, self.calls)
         self.idempotency_keys = IdempotencyKeys(claim.run.id, claim.run.generation, recorded.intents, recorded.undone)
-        self.cached_keys = CachedKeys(self.calls, self.results)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
-        journal, pulsed = list(claim.journal), self._pulsed
-        self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
-        for row in claim.inbox:
-            if row.name == CANCEL_WITHOUT_UNDO and row.seq != self._cancel_request:
-                self.recorder.consume(row.seq)  # void, or repeated: it must not come back to life
+        # The first use of each key that names a cached value.
+        self.shared_calls: dict[str, Call] = {}
+        self.recorder = Recorder(self, store, self._lease, list(claim.journal))
+        for seq in self.cancellation.void_requests(claim.inbox):
+            self.recorder.consume(seq)
         self.waits.unrecorded = self.recorder.consuming
+        # Calls that do something live, so the run cannot leave memory; and the tasks of steps.
+        self.at_work: set[object] = set()
+        self.steps: dict[asyncio.Task[Any], Call] = {}
         # Step functions that are running right now: the start of each attempt by the step's key. A step that removes itself
         # calls `look_whether_drained`. The heartbeat's thread copies it.
         self.executing: dict[str, int] = {}
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            tasks, max_blocked = self.tasks, settings.max_blocked
-            self._held = HeldLease(
-                claim, ttl, asked_at, self.clock, pulsed, self._lost, self.executing, body=tasks, max_blocked=max_blocked
-            )
+            self._held = HeldLease(self, claim, ttl, asked_at)
             heartbeat.hold(self._held)
-        self._main: asyncio.Task[None] | None = None
+        self._main: BodyTask | None = None
+        # Whether the journal is used up, so that calls start and waits end; never, for a check.
+        self.is_live = False
+        self.is_check = False
+        # Whether nothing may reach the body for now: the store is asked to suspend the run, or listeners are waited for.
+        self._is_frozen = False
+        # What is delivered next, since listeners have had it.
+        self._published: tuple[Call, Entry] | None = None
+        self._leaving: Leaving | None = None
         # Done when there is something that `drive` has to deal with.
-        self._attention: asyncio.Future[None] = self._loop.create_future()
+        self._attention: asyncio.Future[None] = self.loop.create_future()
         self._ending: Ending | StartOver | None = None
+        # Whether the task of the drive was cancelled.
+        self._is_cancelled = False
         # Whether the run starts over: this drive has ended it no more than a suspension does.
         self.is_continued = False
         # How arguments become the input of a run, as the workflow takes them; set by the body.
@@ -273,132 +221,27 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
-        # Set by the first call that leaves something to do at the end, such as a step with a compensation.
+        # Set by the workflow's function, since what its calls leave to be done is known there.
         self.closing: BodyClosing | None = None
-        self._closing_task: asyncio.Task[None] | None = None
-        # When a body that was cancelled has no more time to clean up.
-        self._cancel_timer: asyncio.TimerHandle | None = None
+        # What is left to do when the function has ended, or has no more time.
+        self._closing_task: asyncio.Future[None] | None = None
+        self._timers: list[Timer | asyncio.TimerHandle] = []
         # When a parent that waits for more children may leave memory again.
         self._linger_timer: Timer | None = None
-        self._prepare_to_show(claim)
-
-    def _prepare_to_show(self, claim: Claim) -> None:
         # Made by the first `set_progress`.
         self._progress: ProgressReporter | None = None
         # Made by the first item that is emitted, or because an earlier drive has emitted some.
-        has_items = bool(claim.item_counts) and self._store is not None
+        has_items = bool(claim.item_counts) and store is not None
         self.streams: Streams | None = Streams(self, claim.item_counts) if has_items else None
         # What a step's function knows of the drive. Weak: the context of a step may outlive the run.
         self.reference = weakref.ref(self)
 
-    def _look_at_requests(self, claim: Claim, recorded: JournalIndex) -> None:
-        """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
-        self._is_cancel_recorded = recorded.cancel_point is not None
-        self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
-        self._deadline_timer: Timer | None = None
-        # The seq of the inbox row that asks to cancel the run and to undo nothing, until it is consumed.
-        self._cancel_request: int | None = None
-        if claim.inbox:
-            try:
-                self._cancel_request = find_cancel_request(claim.inbox, claim.journal)
-            except ValueError as reason:
-                self._unreadable = SnapshotCorrupt(claim.run.id, "a request to cancel it", str(reason))
-        is_requested = claim.run.cancel_requested or self._cancel_request is not None
-        self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not is_requested
-        # Whether a cancelled run compensates what it has done.
-        self.undoes = self._cancel_request is None
-        if recorded.cancel_point is not None:
-            self._is_late = recorded.cancel_point.deadline is not None
-            self.undoes = self.undoes and recorded.cancel_point.undo
-        self._cancel_requested = is_requested or self._is_late or self._is_cancel_recorded
-        # Whether the inbox was read since the run was asked to stop: how it is to stop may stand there.
-        self._is_request_read = self._cancel_requested or self._store is None
-        self._reading_request: asyncio.Future[None] | None = None
-
-    def _new_waits(self, claim: Claim) -> Waits:
-        waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
-        self.inbox: InboxReader | None = None
-        if self._store is not None:
-            self.inbox = InboxReader(self._store, self.run.id, self.clock, waits, self._stop_misfit)
-            waits.read_inbox = self.inbox.read
-        return waits
-
-    def _new_tasks(self) -> BodyTasks:
-        tasks = BodyTasks(self.run.seed)
-        tasks.may_survive_exit = self._store is not None
-        tasks.note_exit = self._note_exit
-        tasks.note_time_limit = self._note_time_limit
-        tasks.drive = self
-        return tasks
-
-    def _new_results(self, recorded: JournalIndex) -> ResultQueue:
-        results = ResultQueue(
-            self.tasks,
-            self.clock,
-            self.settings.unload_grace,
-            recorded.closes,
-            has_store=self._store is not None,
-            on_live=self._went_live,
-            on_rest=self._flush,
-            on_idle=self._is_idle,
-            find_divergence=self._find_divergence,
-            on_diverged=self._stop_misfit,
-            decide_patch=self._decide_patch,
-            has_event=self.waits.has_due,
-            next_event=self.waits.resolve_one,
-        )
-        results.last_at = self.run.began_at
-        if self._cancel_requested:
-            # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
-            results.is_live = False
-        return results
-
-    def _new_recorder(self, store: Store, journal: list[Entry], pulsed: Callable[[Pulse], None]) -> Recorder:
-        return Recorder(
-            store,
-            self._lease,
-            self.clock,
-            journal,
-            self.tasks,
-            on_pulse=pulsed,
-            on_failure=self._give_up,
-            on_written=self._written,
-            on_replaced=self._replaced,
-        )
+    # What others ask.
 
     @property
     def has_lease(self) -> bool:
         """Whether the run is in a store, and ours to drive."""
         return self._store is not None
-
-    def result(self) -> Any:
-        """The value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
-        return outcome_of(self.codec, self.run, self._hints).unwrap()
-
-    def set_progress(self, value: Any) -> None:
-        """Show this value as the progress of the run. May be called in the thread of a step.
-
-        Raises `StoreCapabilityError`, `ValueNotStorable`, and `Unloaded` or `RunFinished` when the run has left memory.
-        """
-        if self.is_closed:
-            self.calls.refuse()
-        if self._store is None:
-            return
-        store = require(self._store, "streams")
-        payload, _ = self.codec.dump(value, path="progress")
-        if self.calls.is_in_thread_of_body():
-            self._show_progress(store, payload)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._show_progress, store, payload)
-
-    def _show_progress(self, store: StreamStore, payload: bytes) -> None:
-        if self.is_closed:
-            return
-        if self._progress is None:
-            is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
-            self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
-        self._progress.set(payload)
 
     @property
     def module(self) -> str:
@@ -411,34 +254,9 @@ class Drive:
         return self._lease.epoch
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that drives the run."""
-        return self._loop
-
-    @property
-    def may_record(self) -> bool:
-        """Whether what the body has done may be written. Not while results are missing: the code may have diverged."""
-        return self.results.is_live and not self.calls.owed.missing
-
-    def check_open(self) -> None:
-        """Raise `Unloaded` or `RunFinished` when the run has left memory or ended."""
-        if self.is_closed:
-            self.calls.refuse()
-
-    def open_streams(self) -> Streams | None:
-        """The streams of the run; None without a store. Raises `StoreCapabilityError`."""
-        if self.streams is None and self._store is not None:
-            require(self._store, "streams")
-            self.streams = Streams(self, {})
-        return self.streams
-
-    def emit_in_step(self, info: StepInfo, stream: str, item: Any, max_items: int) -> Awaitable[None]:
-        """`current_step().emit`, in any thread."""
-        return emit_in_step(self, info, stream, item, max_items)
-
-    def view(self) -> View:
-        """The run as it stands: everything that is recorded for certain."""
-        return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
+    def undoes(self) -> bool:
+        """Whether a cancelled run compensates what it has done."""
+        return self.cancellation.undoes
 
     @property
     def is_closed(self) -> bool:
@@ -448,13 +266,82 @@ class Drive:
     @property
     def is_replaying(self) -> bool:
         """Whether recorded results are still being delivered."""
-        return bool(self.results.queue)
+        return not self.is_live and bool(self.calls.cursor.entries)
+
+    @property
+    def may_record(self) -> bool:
+        """Whether what the body has done may be written. Not while results are missing: the code may have diverged."""
+        return self.is_live and not self.calls.cursor.missing
+
+    @property
+    def must_not_record(self) -> bool:
+        """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
+        return self.is_closed or self._ending is not None
+
+    @property
+    def records_nothing(self) -> bool:
+        """Whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
+        return self._store is None and not self.rebuilds_errors and not self.is_check and not self.publisher.subscribers
+
+    def note_time(self) -> None:
+        """A step of a run has ended of which nothing is recorded: that is the time of the body now."""
+        self.body.now = self.calls.cursor.last_at = self.clock.now()
+
+    def result(self) -> Any:
+        """Return the value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
+        return outcome_of(self.codec, self.run, self._hints).unwrap()
+
+    def view(self) -> View:
+        """Return the run as it stands: everything that is recorded for certain."""
+        return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
+
+    def set_progress(self, value: Any) -> None:
+        """Show this value as the progress of the run. May be called in the thread of a step.
+
+        Raises `StoreCapabilityError`, `ValueNotStorable`, and `Unloaded` or `RunFinished` when the run has left memory.
+        """
+        self.check_open()
+        if self._store is None:
+            return
+        store = require(self._store, "streams")
+        payload, _ = self.codec.dump(value, path="progress")
+        if self.calls.is_in_thread_of_body():
+            self.body.on_host(self._show_progress, store, payload)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._show_progress, store, payload, context=self.body.context)
+
+    def _show_progress(self, store: StreamStore, payload: bytes) -> None:
+        if self.is_closed:
+            return
+        if self._progress is None:
+            self._progress = ProgressReporter(store, self._lease, self.run, lambda: not self.is_live)
+        self._progress.set(payload)
+
+    def check_open(self) -> None:
+        """Raise `Unloaded` or `RunFinished` when the run has left memory or ended."""
+        if self.is_closed:
+            self.calls.refuse()
+
+    def open_streams(self) -> Streams | None:
+        """Return the streams of the run; None without a store. Raises `StoreCapabilityError`."""
+        if self.streams is None and self._store is not None:
+            require(self._store, "streams")
+            self.streams = Streams(self, {})
+        return self.streams
+
+    def emit_in_step(self, info: StepInfo, stream: str, item: Any, max_items: int) -> Awaitable[None]:
+        """`current_step().emit`, in any thread."""
+        return emit_in_step(self, info, stream, item, max_items)
+
+    # From its start to its end.
 
     async def drive(self) -> Outcome[Any]:
-        """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
+        """Drive the run until it ends or suspends, and return its outcome. Raises when it had to give up."""
         try:
             outcome = await self._until_over()
         except asyncio.CancelledError:
+            self._is_cancelled = True
             await run_to_end(self._abandon())
             ended = self._ending.outcome if isinstance(self._ending, Ending) and self.run.ended else None
             await self.publisher.publish_cancelled_drive(ended, self._failure)
@@ -466,23 +353,30 @@ class Drive:
             raise
         finally:
             self._close("ended")
+            self.body.end()
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
             if self._progress is not None:
                 self._progress.stop()
-            # Break the reference cycles, so that the drive is freed without the garbage collector.
-            self._held = self._progress = self.streams = None
-            self.children.runs = self.closing = None
-            self.tasks.forget_owner()
-            self.recorder.forget_owner()
+            self._forget_parts()
         await self.publisher.publish_end(outcome)
         self._ending = None  # an error's traceback refers to the frames that it went through, and by that to the drive
         return outcome
 
+    def _forget_parts(self) -> None:
+        """Break the reference cycles, so that the drive is freed without the garbage collector."""
+        self._held = self._progress = self.streams = self._main = self._leaving = None
+        self.children.runs = None
+        if self.closing is not None:
+            self.closing.forget()
+        self.shared_calls.clear()
+        self.calls.forget()
+        self.recorder.forget_owner()
+
     async def _until_over(self) -> Outcome[Any]:
         await self.publisher.publish_start()
         if self.run.attempts > self.settings.max_attempts:
-            await cancel_open_children(self.children.runs, self.calls.opened, self.calls.is_recorded)
+            await cancel_open_children(self.children.runs, self.recorder.journal)
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
             self._stop_misfit(self._unreadable)
@@ -498,7 +392,7 @@ class Drive:
                 return await self._finish(self._ending)
             if self.must_stop and (not self.executing or self._is_drain_over):
                 return await self._give_back()
-            self._attention = self._loop.create_future()
+            self._attention = self.loop.create_future()
             if self._must_suspend:
                 self._must_suspend = False
                 suspended = await self._suspend()
@@ -510,10 +404,315 @@ class Drive:
         if not self._attention.done():
             self._attention.set_result(None)
 
+    def _start_body(self) -> None:
+        self._main = self.body.start(self._function(self), f"perdure:{self.run.id}")
+        deadline = self.cancellation.deadline
+        if deadline is not None and not self.cancellation.is_requested:
+            self._timers.append(self.clock.call_at(deadline, self._pass_deadline))
+
+    # At a rest of the body.
+
+    def rest(self, *, is_spinning: bool) -> bool:
+        """Let one thing reach the body, which rests or spins. Return whether to ask again at once."""
+        self.calls.note_rest()
+        if self.body.interrupt is not None or self.body.is_interrupted:
+            self._note_interrupt()
+        if self._leaving is not None:
+            return self._leaving.rest()
+        if self._is_frozen or self.is_closed or self._ending is not None or self._main is None:
+            return False
+        if self._closing_task is not None and self.closing in self.at_work:
+            return False
+        if self._published is not None:
+            (call, entry), self._published = self._published, None
+            call.deliver(entry)
+            return True
+        cursor = self.calls.cursor
+        cursor.settle()
+        if self._main.done() and self._closing_task is None:
+            self._end_function(self._main, is_spinning=is_spinning)
+            return False
+        if self.calls.holds:
+            return self._end_hold()
+        cursor.begin()
+        if self.is_live and not self.cancellation.is_on_its_way:
+            self._start_calls()
+        return self._give_next(is_spinning=is_spinning)
+
+    def _end_hold(self) -> bool:
+        """End the first hold, if it is over; on a replay it is."""
+        hold = self.calls.holds[0]
+        if self.may_record and not hold.is_over():
+            self._flush()
+            return False
+        self.calls.holds.popleft()
+        if not hold.future.done():
+            hold.future.set_result(None)
+        return True
+
+    def _start_calls(self) -> None:
+        """Start the calls that have begun, in the order in which they were made."""
+        if self.must_stop:
+            return
+        for call in self.calls.cursor.take_begun():
+            if call.is_cancelled:
+                call.end_unstarted()
+            else:
+                call.start()
+
+    def _give_next(self, *, is_spinning: bool) -> bool:
+        """Let the next entry reach the body; when the journal is used up, what happens live."""
+        cursor = self.calls.cursor
+        while True:
+            found = cursor.look()
+            if found.entry is None:
+                return self._go_on_live(is_spinning=is_spinning)
+            if found.call is not None:
+                return self._deliver(found.call, found.entry)
+            if found.what == "unacknowledged":
+                self.recorder.flush()
+                return False
+            if found.what == "timer":
+                taken = self._take_timer(found.entry, is_spinning=is_spinning)
+            elif found.what == "cancellation":
+                taken = self._take_cancellation(found.entry, is_spinning=is_spinning)
+            else:
+                taken = self._take_unasked(found.entry, is_spinning=is_spinning)
+            if taken is not None:
+                return taken
+            cursor.pass_over()
+
+    def _take_timer(self, entry: Entry, *, is_spinning: bool) -> bool | None:
+        """Fire the timer of this entry. Return False to wait until the body sets it, and None to pass the entry over."""
+        if self.timers.take(entry):
+            return True
+        if entry.phase != "close" or self.timers.was_set(entry):
+            return None
+        return False if self._patience.has(entry, is_spinning=is_spinning) else None
+
+    def _take_cancellation(self, entry: Entry, *, is_spinning: bool) -> bool:
+        """Cancel the body where it was cancelled before. Return False to wait until it has come there."""
+        if self._made() < calls_before(entry) and self._patience.has(entry, is_spinning=is_spinning):
+            return False
+        self.body.now = self.calls.cursor.take_next()
+        self.timers.note_delivery()
+        self._cancel_body()
+        return True
+
+    def _take_unasked(self, entry: Entry, *, is_spinning: bool) -> bool | None:
+        """Nobody asks for this entry. Return False to wait for that, True if it tells a call something, None to pass it over."""
+        if self._patience.has(entry, is_spinning=is_spinning):
+            return False
+        # A wait that was begun may be waited for after the new code as well.
+        is_past = entry.phase == "close" or entry.kind in ("step", "child")
+        return True if is_past and self._tell_patch() else None
+
+    def _made(self) -> int:
+        """Return how many calls and timers the body has made."""
+        return self.calls.cursor.calls_made + self.body.timers_made
+
+    def _deliver(self, call: Call, entry: Entry) -> bool:
+        """Give this entry to its call, after those who listen have had it."""
+        self._patience.end()
+        self.body.now = self.calls.cursor.last_at
+        self.timers.note_delivery()
+        if self._closing_task is not None:
+            self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
+        published = None
+        try:
+            if self.publisher.subscribers and not call.is_recorded_now:
+                published = self.publisher.publish_delivery(call, entry)
+            call.outcome = call.load(entry) if entry.phase == "close" else None
+        except asyncio.CancelledError:  # the run does not fit its code, and is stopped
+            return False
+        except Exception as error:  # noqa: BLE001 - such as a warning that is an error
+            call.outcome = None, error
+        if self.publisher.subscribers and call.is_recorded_now:
+            published = self.publisher.publish_delivery(call, entry)
+        if published is not None:
+            self._is_frozen = True
+            published.add_done_callback(lambda _: self._thaw(call, entry), context=self.body.context)
+            return False
+        call.deliver(entry)
+        return True
+
+    def _thaw(self, call: Call, entry: Entry) -> None:
+        self._is_frozen = False
+        self._published = call, entry
+        self.body.schedule()
+
+    def _tell_patch(self) -> bool:
+        """Nobody asks for what comes next, so a call of `ctx.patched` that waits is in code that the run has passed before."""
+        for call in self.calls.cursor.asked.values():
+            if call.kind == "patch" and call.is_settled:
+                self.calls.cursor.withdraw(call)
+                call.tell(is_new=False)
+                return True
+        return False
+
+    def _go_on_live(self, *, is_spinning: bool) -> bool:
+        """The journal is used up: take the next step that was not taken before."""
+        cursor = self.calls.cursor
+        # A function that has ended is not cancelled any more.
+        is_cancelled_next = self.cancellation.is_next and self._closing_task is None
+        if not is_cancelled_next and (error := self.calls.find_divergence()) is not None:
+            missing = min(cursor.missing.values(), key=lambda entry: entry.seq)
+            if not self._patience.has(missing, is_spinning=is_spinning):
+                self._stop_misfit(error)
+            return False
+        if is_cancelled_next:
+            return self._record_cancel()
+        self.is_live = True
+        self._start_calls()
+        self.timers.arm()
+        if not cursor.entries and not self.must_stop:
+            self.waits.take_one()
+        if cursor.entries:  # it was recorded just now
+            self.recorder.flush()
+            return not self.recorder.has_store
+        self._idle()
+        return False
+
+    def _idle(self) -> None:
+        """The body waits, and nothing is to be done: suspend the run if it may leave memory."""
+        if self._may_leave():
+            self._must_suspend = True
+            self._attend()
+        else:
+            self._flush()
+
+    def _may_leave(self) -> bool:
+        """Return whether the run need not stay in memory."""
+        if self._store is None or self.at_work or self.must_stop:
+            return False
+        is_cleaning_up = self.cancellation.is_delivered and self._closing_task is None
+        if is_cleaning_up or self._stays_for_children():  # its time to clean up counts in memory
+            return False
+        wake_at = self._wake_at()
+        # A wait that is due is not over yet while the inbox is read for it.
+        is_due_soon = wake_at is not None and wake_at - self.clock.now() < max(1, self.settings.unload_grace)
+        return not is_due_soon and self._waits_for_store() and not self._patience.has_for_leaving()
+
+    def _waits_for_store(self) -> bool:
+        """Return whether something in the store can move the run. A time limit alone does not: the body is busy by itself."""
+        if self._closing_task is not None:
+            return True
+        return self.calls.is_awaited() or any(timer.waiter is not None for timer in self.body.timers.values())
+
+    def _stays_for_children(self) -> bool:
+        """Return whether the run stays in memory for its children: one is driven here, or others may end soon after one that has.
+
+        Without that a run with a thousand children would be woken and replayed for each of them.
+        """
+        if self.children.runs is None or not self.waits.has_address:
+            return False
+        if self.children.runs.keeps_parent_in_memory():
+            return True
+        until = self.children.lingers_until(self.settings.unload_grace)
+        if until is None or until <= self.clock.now():
+            return False
+        if self._linger_timer is None:
+            self._linger_timer = self.clock.call_at(until, self._stop_lingering)
+        return True
+
+    def _stop_lingering(self) -> None:
+        self._linger_timer = None
+        self.body.schedule()
+
+    def _flush(self) -> None:
+        """The body rests and the run stays in memory: what would have gone with `suspend` is written now.
+
+        Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
+        """
+        if self.may_record:
+            self.recorder.flush()
+        if self.inbox is not None:
+            self.inbox.watch()
+
+    # What calls and parts tell.
+
+    def record(self, call: Call | None, *, write: Callable[..., Entry] | None = None, name: str = "", **fields: Any) -> Entry:
+        """Record the end of a call."""
+        key, kind = (call.key, call.kind) if call is not None else (fields.pop("key"), fields.pop("kind"))
+        entry = (write or self.recorder.append)(key, name, kind=kind, **fields)
+        self.calls.cursor.append(entry)
+        if call is not None:
+            call.is_recorded_now = True
+        if not self.body.is_pumping:
+            self.recorder.flush_soon(is_alone=len(self.at_work) == 0)
+            self.body.schedule()
+        return entry
+
+    def acknowledged(self, seq: int) -> None:
+        """The store has everything up to this seq."""
+        if self.publisher.subscribers:
+            self.publisher.publish_persisted(seq)
+        self.calls.cursor.acknowledged = max(seq, self.calls.cursor.acknowledged)
+        self.body.pump_now()
+
+    def replaced(self, entry: Entry) -> None:
+        """The store has this entry in place of the one with its seq. An opening is no end: its step begins again."""
+        cursor = self.calls.cursor
+        cursor.replace(entry)
+        call = cursor.asked.get(entry.key)
+        if entry.phase == "open" and call is not None:
+            cursor.openings[entry.key] = entry
+            call.end_unstarted() if call.is_cancelled else call.start()
+            return
+        if entry.kind == "step" and self.streams is not None:
+            self.streams.note_end(entry.key, 0)
+
+    def fail(self, failure: BaseException) -> None:
+        """The attempt has failed: give the run up."""
+        if self._failure is None and self._ending is None:
+            self._failure = failure
+            self._close("unloaded")
+            self._attend()
+
+    def pulsed(self, pulse: Pulse) -> None:
+        """The store has replied: somebody may have cancelled the run, or sent something."""
+        if pulse.cancel_requested and not self.cancellation.is_requested:
+            self.cancel()
+        if pulse.inbox_seq > self.waits.inbox_seq:
+            self.look_at_inbox()
+
+    def lost(self) -> None:
+        """The lease is lost."""
+        self.fail(LeaseLost(self.run.id, self._lease.epoch))
+
+    def look_at_inbox(self) -> None:
+        """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
+        if self.inbox is not None:
+            self.inbox.look()
+
+    def _note_interrupt(self) -> None:
+        """Code of the body has called `sys.exit`, or a task of it was cancelled from outside: the body leaves memory."""
+        interrupt, self.body.interrupt, self.body.is_interrupted = self.body.interrupt, None, False
+        if isinstance(interrupt, Exception):
+            self.fail(interrupt)
+            return
+        if interrupt is None:
+            self.note_cancelled_from_outside("the body")
+        elif self._store is not None and not is_for_process(interrupt):
+            self.fail(describe_interrupt(self.run.id, "the body", interrupt))
+        else:
+            self.fail(interrupt)
+
+    def note_cancelled_from_outside(self, what: str) -> None:
+        """Neither the body nor the engine has cancelled this: the process ends, or a time limit of the host has passed."""
+        self._close("unloaded")
+        advice = "to end the run, use runtime.cancel; to end a branch, cancel its task in the workflow function"
+        self.loop.call_soon(self._fail_alone, RunInterrupted(self.run.id, what, "was cancelled from outside", advice))
+
+    def _fail_alone(self, failure: RunInterrupted) -> None:
+        """Give the run up, unless the drive is cancelled too, as it is by Ctrl-C."""
+        if not self._is_cancelled:
+            self.fail(failure)
+
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self.must_stop = True
-        self._loop.call_later(self.settings.drain_after, self._drain_is_over)
+        self.loop.call_later(self.settings.drain_after, self._drain_is_over)
         self.publisher.stop_waiting_after(self.settings.drain_after)
         self._attend()
 
@@ -521,41 +720,17 @@ class Drive:
         self._is_drain_over = True
         self._attend()
 
-    def cancel(self, *, undo: bool = True) -> None:
-        """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result.
-
-        A run in a store is not told `undo` here: the request is in its inbox.
-        """
-        self._cancel_requested = True
-        if not undo:
-            self.undoes = False
-        if self._main is None:
-            self.results.is_live = False  # as for a run that was to be cancelled when it was claimed
-        if not self.results.is_live:
-            return  # `_went_live` does it
-        if self.results.queue:
-            self.results.when_empty = self._record_cancel
-        else:
-            self._record_cancel()
-
-    def _pass_deadline(self) -> None:
-        """The time of the run is up: its body is cancelled like that of a cancelled run."""
-        self._deadline_timer = None
-        if not self._cancel_requested:
-            self._is_late = self._is_request_read = True
-            self.cancel()
-
-    def look_at_inbox(self) -> None:
-        """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self.inbox is not None:
-            self.inbox.look()
+    def look_whether_drained(self) -> None:
+        """A step function has ended, and the drive must stop when none is left."""
+        if self.must_stop and not self.executing:
+            self._attend()
 
     def may_start_now(self) -> bool:
-        """Whether a step function may be called without waiting for anything."""
+        """Return whether a step function may be called without waiting for anything."""
         return (
             not self.recorder.unacknowledged_open
             and not self.must_stop
-            and not self.calls.is_refusing
+            and not self.is_closed
             and (self._held is None or self._held.is_valid())
         )
 
@@ -563,10 +738,9 @@ class Drive:
         """Return when a step function may be called: every open entry is recorded, and the run is ours."""
         if self.recorder.unacknowledged_open:
             await self.recorder.acknowledged()
-        if self.calls.is_refusing or (self._held is not None and not self._held.is_valid()):
-            self._check_lease()
+        self._check_lease()
         if self.must_stop:
-            await asyncio.get_running_loop().create_future()
+            await self.loop.create_future()
 
     async def recorded(self) -> None:
         """Return when everything so far is recorded, and the run is ours."""
@@ -574,15 +748,12 @@ class Drive:
         self._check_lease()
 
     def _check_lease(self) -> None:
-        self.calls.check()
+        self.check_open()
         if self._held is not None and not self._held.is_valid():
-            self._lost()
+            self.lost()
             self.calls.refuse()
 
-    def look_whether_drained(self) -> None:
-        """A step function has ended, and the drive must stop when none is left."""
-        if not self.executing:
-            self._attend()
+    # Why it does not go on.
 
     def misfit(self, error: PerdureError) -> NoReturn:
         """The run does not fit this code: stop it without letting the body see why. It is tried again later, as it was."""
@@ -592,21 +763,20 @@ class Drive:
     def _stop_misfit(self, error: PerdureError) -> None:
         if self._failure is not None or self._ending is not None:
             return
-        if self._cancel_requested and not self.undoes:
+        if self.cancellation.is_requested and not self.undoes:
             self._ending = ending_of_cancelled_run(self.run, self._left_behind())
-            self._close("unloaded")
-            self._attend()
         elif self._store is None:
             self._ending = run_ending(self.codec, Err(error), self._hints)
-            self._close("unloaded")
-            self._attend()
         else:
             self._is_misfit = True
-            self._give_up(error)
+            self.fail(error)
+            return
+        self._close("unloaded")
+        self._attend()
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
         """Give up this attempt and let the body see nothing of it: the run is as it was, and is tried again after a pause."""
-        self._give_up(failure)
+        self.fail(failure)
         self.calls.refuse()
 
     def stop_at_exit(self, interrupt: KeyboardInterrupt | SystemExit, where: str) -> NoReturn:
@@ -651,6 +821,75 @@ class Drive:
         """Recorded data cannot be read back by this code."""
         self.misfit(SnapshotCorrupt(self.run.id, what, str(reason)))
 
+    def note_gone(self, failed: Entry, classes: list[str]) -> None:
+        """The error of this entry has a stand-in, since these classes are gone."""
+        choice, is_handled_by_function = self.options.on_divergence, not failed.key.startswith(COMPENSATION_PREFIX)
+        # Not for what was imported from a snapshot, unless that is wanted.
+        if is_handled_by_function and (choice == "stop" or (choice is None and failed.epoch)):
+            self.calls.note_gone(failed.key, classes)
+
+    # Cancelling the run.
+
+    def cancel(self, *, undo: bool = True) -> None:
+        """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result.
+
+        A run in a store is not told `undo` here: the request is in its inbox.
+        """
+        self.cancellation.is_requested = True
+        if not undo:
+            self.cancellation.undoes = False
+        self.body.schedule()
+
+    def _pass_deadline(self) -> None:
+        """The time of the run is up: its body is cancelled like that of a cancelled run."""
+        if not self.cancellation.is_requested:
+            self.cancellation.is_late = self.cancellation.is_read = True
+            self.cancel()
+
+    def _record_cancel(self) -> bool:
+        """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""
+        cancellation = self.cancellation
+        if cancellation.is_recorded:
+            return False
+        if not cancellation.is_read:
+            self._is_frozen = True
+            start_own_task(self._read_request())
+            return False
+        self.is_live = True
+        cancellation.is_recorded = True
+        self.calls.cursor.missing.clear()  # code that has changed may be cancelled all the same
+        now, request = self.clock.now(), cancellation.request
+        cancellation.request = None
+        payload = cancellation.point(self._made())
+        self.record(None, key=CANCEL_KEY, kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request)
+        self.recorder.flush()
+        return not self.recorder.has_store
+
+    async def _read_request(self) -> None:
+        """Find out whether the run is to undo nothing, then cancel it."""
+        try:
+            inbox = [] if self._store is None else await self._store.inbox(self.run.id)
+            self.cancellation.read(self.run.id, inbox, self.recorder.journal)
+        except SnapshotCorrupt as problem:
+            self._stop_misfit(problem)
+        except PerdureError as failure:
+            self.fail(failure)
+        finally:
+            self._is_frozen = False
+            self.body.schedule()
+
+    def _cancel_body(self) -> None:
+        """Cancel the body here."""
+        self.cancellation.is_delivered = True
+        if self._main is None or self._main.done() or self._closing_task is not None:
+            return
+        self._main.cancel()
+        # A body that swallows this and goes on has no more say after a while.
+        seconds = self.settings.cancel_grace
+        self._timers.append(self.body.call_later(seconds, self._function_ended, Err(RunCancelled(self.run.id))))
+
+    # The end of the function, and of the run.
+
     def start_over(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         """End the body, so that the run starts over with these arguments.
 
@@ -670,86 +909,70 @@ class Drive:
             raise NotUndone(self.run.id, unreached)
         raise StartingOver(new)
 
-    def note_gone(self, failed: Entry, classes: list[str]) -> None:
-        """The error of this entry has a stand-in, since these classes are gone."""
-        choice, is_handled_by_function = self.options.on_divergence, not failed.key.startswith(COMPENSATION_PREFIX)
-        # Not for what was imported from a snapshot, unless that is wanted.
-        if is_handled_by_function and (choice == "stop" or (choice is None and failed.epoch)):
-            self.calls.note_gone(failed.key, classes)
-
-    # From here on: how it starts, goes on and ends.
-
-    def _start_body(self) -> None:
-        note_tasks(self._loop)
-        context = body_context()
-        context.run(current.set, self.tasks)
-        self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
-        if self._is_cancel_recorded:
-            self.calls.owed.ask(CANCEL_KEY)
-            self.results.ask(CANCEL_KEY, _Cancellation(self._cancel_body))
-        if not self.results.is_live:
-            self.results.look_soon()
-        else:
-            self._let_calls_through()
-        if self._deadline is not None and not self._cancel_requested:
-            self._deadline_timer = self.clock.call_at(self._deadline, self._pass_deadline)
-
-    async def _run_body(self) -> None:
-        try:
-            await first_step()
-            value = await self._body(self)
-        except (KeyboardInterrupt, SystemExit) as interrupt:
-            if self._store is not None and not is_for_process(interrupt):
-                self._note_exit(interrupt)
-                return
-            self._failure = interrupt
-            self._attend()
-            raise
-        except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
-            await self._end_function(Err(error))
-        else:
-            if self.calls.owed.missing:
-                await self._end_function(value)
-            else:
-                self._function_ended(value)
-
-    async def _end_function(self, result: Any) -> None:
+    def _end_function(self, main: BodyTask, *, is_spinning: bool) -> None:
         """The workflow's function has ended by itself. While recorded results are missing, its run does not end."""
-        if self.calls.closed is None and self._closing_task is None and not self.calls.is_cancelling:
-            if gone := self.calls.find_gone(result):
-                self._stop_misfit(RunDiverged(self.run.id, None, (), gone, raised_by(result)))
-            else:
-                await self.calls.wait_to_end(result)
+        error = _cancelled_error(main) if main.cancelled() else main.exception()
+        result = main.result() if error is None else Err(error)
+        if not self.cancellation.is_delivered and self._has_ended_early(result, is_spinning=is_spinning):
+            return
         self._function_ended(result)
 
+    def _has_ended_early(self, result: Any, *, is_spinning: bool) -> bool:
+        """Return whether recorded results are missing, so that the run does not end, at least for now."""
+        gone, missing = self.calls.find_gone(result), self.calls.cursor.missing_at_end()
+        if not gone and not missing:
+            return False
+        if self.cancellation.is_requested:  # code that has changed may be cancelled all the same
+            self._record_cancel()
+            self.cancellation.is_delivered = self.cancellation.is_recorded
+            return not self.cancellation.is_recorded
+        entry = next((each for each in self.calls.cursor.unasked() if each.key in missing), None)
+        if gone or entry is None or not self._patience.has(entry, is_spinning=is_spinning):
+            self._stop_misfit(self.calls.divergence(None, [] if gone else missing, raised_by(result)))
+        return True
+
     def _function_ended(self, result: Any) -> None:
-        """The workflow's function has ended, or has no more time. What is left to do is done before the body has ended."""
-        if self._closing_task is not None:
+        """The workflow's function has ended, or has no more time. What is left to do is done before the run ends."""
+        if self._closing_task is not None or self.is_closed or self._ending is not None:
             return
-        if not self.calls.is_cancelling:
+        if not self.cancellation.is_delivered:
             result = start_over_in(result) or result
-        is_open = self.calls.closed is None and self._ending is None
-        if not is_open or self.closing is None or not self.closing.is_needed(result):
+        is_needed = self.closing is not None and self.closing.is_needed(result)
+        if not self.body.pending_tasks() and not self.steps and not is_needed:
             self._body_ended(result)
             return
-        context = body_context()
-        context.run(current.set, self.tasks)
-        self._closing_task = closing = self._loop.create_task(begun(self._close_body(self.closing, result)), context=context)
-        self.calls.admit_only(next(branch for branch in self.tasks.alive if branch.task is closing))
-        self.results.look_soon()
+        self._closing_task = start_own_task(self._close_body(result))
 
-    async def _close_body(self, closing: BodyClosing, result: Any) -> None:
-        await first_step()
-        own = self.tasks.running
+    async def _close_body(self, result: Any) -> None:
+        """End what the function left behind, then do what `Closing` says."""
+        self.at_work.add(self.closing)
         try:
-            if own is not None:
-                result = await closing.close(own, result)
-        except BaseException as error:  # noqa: BLE001 - as above; nothing comes of it if the run is unloaded
+            self.calls.is_refusing = True
+            await self._end_tasks()
+            if not self.is_closed and self.closing is not None and self.closing.is_needed(result):
+                result = await self.closing.close(result)
+        except asyncio.CancelledError as cut_off:
+            if not self.is_closed:
+                result = Err(cut_off)
+        except BaseException as error:  # noqa: BLE001 - nothing comes of it if the run is unloaded
             result = Err(error)
+        finally:
+            self.at_work.discard(self.closing)
         self._body_ended(result)
 
+    async def _end_tasks(self) -> None:
+        """Cancel the tasks of the body and its steps, and return when they have ended, or were given time enough."""
+        if self._main is None or self.body.is_over or (not self.body.pending_tasks() and not self.steps):
+            return
+        steps = {task: call.key for task, call in self.steps.items()}
+        leaving = self._leaving = Leaving(self.body, self._main, steps, self.calls.refused)
+        try:
+            await leaving.done
+        finally:
+            self._leaving = None
+
     def _body_ended(self, result: Any) -> None:
-        if self.calls.closed is None and self._ending is None:
+        if not self.is_closed and self._ending is None:
             try:
                 self._ending = ending_of_body(
                     result,
@@ -757,14 +980,14 @@ class Drive:
                     self.calls,
                     self.codec,
                     self._hints,
+                    is_cancelled=self.cancellation.is_delivered,
                     is_strict=self.is_strict,
-                    passed_deadline=self._deadline if self._is_late and self.undoes else None,
+                    passed_deadline=self.cancellation.passed_deadline,
                     left=[] if self.undoes else self._left_behind(),
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps, what="steps that are not asked for"),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
-                self._give_up(error)
-            self.results.close()  # nothing reaches a body that has ended
+                self.fail(error)
         self._attend()
 
     def _left_behind(self) -> list[str]:
@@ -777,16 +1000,15 @@ class Drive:
     async def _finish(self, ending: Ending | StartOver) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
-        if self._cancel_request is not None and not isinstance(ending, StartOver):
-            self.recorder.consume(self._cancel_request)
+        if self.cancellation.request is not None and not isinstance(ending, StartOver):
+            self.recorder.consume(self.cancellation.request)
         if not self.undoes and isinstance(ending, Ending) and ending.status == "cancelled":
-            await cancel_open_children(self.children.runs, self.calls.opened, self.calls.is_recorded, undo=False)
-        if self.tasks.alive:
-            await self._end_body()
+            await cancel_open_children(self.children.runs, self.recorder.journal, undo=False)
+        await self._end_body()
         if self._progress is not None:
             await self._progress.flush()
         if isinstance(ending, StartOver):
-            return await self._continue_as(msgspec.structs.replace(ending.new, deadline=self._deadline))
+            return await self._continue_as(msgspec.structs.replace(ending.new, deadline=self.cancellation.deadline))
         try:
             try:
                 await self.recorder.finish(ending.status, ending.payload)
@@ -801,7 +1023,7 @@ class Drive:
         return ending.outcome if ending.status == "completed" else self.outcome_again(ending.outcome)
 
     def outcome_again(self, outcome: Outcome[Any]) -> Outcome[Any]:
-        """This outcome of the drive for one more caller: errors are rebuilt for each, as for those who come later."""
+        """Return this outcome for one more caller: errors are rebuilt for each, as for those who come later."""
         return outcome_of(self.codec, self.run, self._hints) if self.rebuilds_errors and isinstance(outcome, Err) else outcome
 
     async def _continue_as(self, new: NewInput) -> Outcome[Any]:
@@ -823,34 +1045,37 @@ class Drive:
         return Suspended(self.run.id, moment(self.clock.now() if wake_at is None else wake_at))
 
     async def _suspend(self) -> Outcome[Any] | None:
-        if self._progress is not None:
-            await self._progress.flush()
-            if self._attention.done():
+        self._is_frozen = True  # until the store replies: what the run waits for must not change meanwhile
+        try:
+            if self._progress is not None:
+                await self._progress.flush()
+            is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
+            cursor, is_busy = self.calls.cursor, bool(self.at_work) or self.waits.has_due() or self._attention.done()
+            if is_busy or cursor.entries or cursor.has_unstarted or is_cancelled_now:
                 return None  # something happened meanwhile
-        if not self.results.is_idle or self.waits.has_due():
-            return None
-        if self._cancel_requested:
-            if self.undoes and (stuck := await self._find_stuck_child()) is not None:
-                self._stop_misfit(stuck)
-                return None
-            # Suspended it would be due at once: it waits for its children, and they may need its place in the worker, or for the
-            # next try of a compensation.
-            next_try = None if self.waits.has_address else self._wake_at()
-            return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN if next_try is None else next_try)
-        # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
-        self.waits.is_live = False
+            if self.cancellation.is_requested:
+                if self.undoes and (stuck := await self._find_stuck_child()) is not None:
+                    self._stop_misfit(stuck)
+                    return None
+                # Suspended it would be due at once: it waits for its children, and they may need its place in the worker, or for
+                # the next try of a compensation.
+                next_try = None if self.waits.has_address else self._wake_at()
+                return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN if next_try is None else next_try)
+            return await self._suspend_now()
+        finally:
+            self._is_frozen = False
+            self.body.schedule()
+
+    async def _suspend_now(self) -> Outcome[Any] | None:
+        self.timers.record_armed()
         wake_at, awaited = self._wake_at(), self.waits.addresses()
-        self.calls.suspending = self._loop.create_future()
         try:
             signals = await self.recorder.suspend(wake_at, awaited)
         finally:
-            suspending, self.calls.suspending = self.calls.suspending, None
-            suspending.set_result(None)
             if self.recorder.has_let_go:
                 self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
             self.recorder.report_written()
         if signals:
-            self.waits.is_live = True
             self.waits.receive(signals)
             return None
         await self._end_body()
@@ -870,10 +1095,10 @@ class Drive:
         return None
 
     def _wake_at(self) -> int | None:
-        """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""
+        """Return when the run must be in memory again: at the earliest deadline of its waits, or at its own."""
         child_at = None if self.children.runs is None else self.children.runs.wake_at()
-        instants = [at for at in (self.waits.wake_at(), self._deadline, child_at) if at is not None]
-        return min(instants, default=None)
+        found = (self.waits.wake_at(), self.timers.wake_at(), self.cancellation.deadline, child_at)
+        return min((at for at in found if at is not None), default=None)
 
     async def _let_go(self) -> None:
         """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
@@ -904,8 +1129,8 @@ class Drive:
         else:
             pause = failure_pause(self.run.attempts)
         wake_at = self.clock.now() + round(pause * MICROSECOND)
-        if self._deadline is not None and not self._cancel_requested:
-            wake_at = min(wake_at, self._deadline)
+        if self.cancellation.deadline is not None and not self.cancellation.is_requested:
+            wake_at = min(wake_at, self.cancellation.deadline)
         counts, now = not self._is_misfit, self.clock.store_now()
         return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
 
@@ -937,210 +1162,51 @@ class Drive:
         self.publisher.publish_release()
 
     def _stands(self, **changed: Any) -> None:
-        """This is how the run stands in the store from now on."""
+        """Note how the run stands in the store from now on."""
         self.run = msgspec.structs.replace(self.run, updated_at=self.clock.now(), **changed)
 
     async def _end_body(self) -> None:
+        """Refuse every call, and end the tasks of the body, the steps and the closing."""
+        for task, call in list(self.steps.items()):
+            if task.done():  # its callback has not been called yet
+                call.ended(task)
         self._close("unloaded")
         if isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None and self._main.done():
             self._main.exception()  # retrieved, since the loop has raised it already
-        await end_tasks(self.run.id, self._main, self.tasks)
+        if self._closing_task is not None and not self._closing_task.done():
+            self._closing_task.cancel()
+        await self._end_tasks()
+        self.body.end()
 
-    def _close(self, why: Literal["unloaded", "ended"]) -> None:
-        if self.calls.closed is None:
-            self.calls.close(why)
-            self.waits.close()
-            for timer in (self._deadline_timer, self._cancel_timer, self._linger_timer):
-                if timer is not None:
-                    timer.cancel()
-            self._deadline_timer = self._cancel_timer = self._linger_timer = None
-            if self.inbox is not None:
-                self.inbox.close()
-            if self.streams is not None:
-                self.streams.close()
-
-    # What the parts of the drive report to it.
-
-    def _went_live(self) -> None:
-        if self.calls.closed is not None:
+    def _close(self, why: Any) -> None:
+        if self.is_closed:
             return
-        if self._cancel_requested and not self._is_cancel_recorded and self._closing_task is None:
-            self.results.is_live = False  # until the body was cancelled and rests again
-            self._record_cancel()
-            return
-        self._let_calls_through()
-        self.results.look_soon()
-
-    def _find_divergence(self) -> PerdureError | None:
-        """The code must fit when the body was cancelled, too. A run that is to be cancelled need not fit before that."""
-        is_cancelled_next = self._cancel_requested and not self._is_cancel_recorded
-        return None if is_cancelled_next else self.calls.find_divergence()
-
-    def _decide_patch(self) -> bool:
-        return self.calls.decide_patch()
-
-    def _let_calls_through(self) -> None:
-        self.calls.go_live()
-        self.waits.is_live = True
-
-    def _is_idle(self) -> None:
-        """Suspend the run if it may leave memory."""
-        is_open = self.calls.suspending is None and self.calls.closed is None and self._ending is None
-        if self._store is None or not is_open:
-            return
-        if self._cancel_requested and not self.calls.is_cancelling and self._closing_task is None:
-            self._record_cancel()
-        elif self.calls.is_cancelling and self._closing_task is None:
-            self._flush()  # its time to clean up counts in memory
-        elif self._stays_for_children():
-            self._flush()
-        elif can_leave_memory(self.tasks, self._wake_at(), self.clock.now(), self.settings.unload_grace):
-            self._must_suspend = True
-            self._attend()
-        else:
-            self._flush()
-
-    def _stays_for_children(self) -> bool:
-        """Whether the run stays in memory for its children: one is driven here, or one has ended and others may follow at once.
-
-        Without that a run with a thousand children would be woken and replayed for each of them.
-        """
-        if self.children.runs is None or not self.waits.has_address:
-            return False
-        if self.children.runs.keeps_parent_in_memory():
-            return True
-        until = self.children.lingers_until(self.settings.unload_grace)
-        if until is None or until <= self.clock.now():
-            return False
-        if self._linger_timer is None:
-            self._linger_timer = self.clock.call_at(until, self._stop_lingering)
-        return True
-
-    def _stop_lingering(self) -> None:
-        self._linger_timer = None
-        self.results.look_soon()
-
-    def _flush(self) -> None:
-        """The body rests and the run stays in memory: what would have gone with `suspend` is written now.
-
-        Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
-        """
-        if self.may_record:
-            self.recorder.flush()
+        self.calls.close(why)
+        self.waits.close()
+        for timer in self._timers:
+            timer.cancel()
+        self._patience.end()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         if self.inbox is not None:
-            self.inbox.watch()
-
-    def _written(self, seq: int) -> None:
-        if self.publisher.subscribers:
-            self.publisher.publish_persisted(seq)
-        self.results.acknowledge(seq)
-
-    def _replaced(self, entry: Entry) -> None:
-        self.results.replace(entry)
-        if entry.kind == "step" and self.streams is not None:
-            self.streams.note_end(entry.key, 0)
-
-    def _note_cancelled(self, call: CtxCall) -> None:
-        now = self.clock.now()
-        # Not ok: what cancelled a step may come earlier or later on a replay, and the body then goes another way.
-        ok = call.kind != "step" or (call.branch is not None and call.branch.is_cancelled_by_ctx)
-        self.recorder.append(call.key, "", kind=call.kind, phase="cancel", ok=ok, started_at=now, ended_at=now)
-
-    def _note_time_limit(self) -> None:
-        """A clock that no journal knows cancels something: on a replay it may do so earlier, later or not at all."""
-        if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
-            return
-        self.calls.owed.expect_nothing()
-        if not self._is_time_limit_noted:
-            self._is_time_limit_noted = True
-            now = self.clock.now()
-            self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
-
-    def _pulsed(self, pulse: Pulse) -> None:
-        if pulse.cancel_requested and not self._cancel_requested:
-            self.cancel()
-        if pulse.inbox_seq > self.waits.inbox_seq:
-            self.look_at_inbox()
-
-    def _record_cancel(self) -> None:
-        """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""
-        has_ended = self.calls.closed is not None or self._ending is not None or self._closing_task is not None
-        if self._is_cancel_recorded or has_ended:
-            return
-        if not self._is_request_read:
-            if self._reading_request is None:
-                self._reading_request = start_own_task(self._read_request())
-            return
-        self._is_cancel_recorded = True
-        self.calls.stop_judging()
-        now = self.clock.now()
-        payload = msgspec.json.encode(CancelPoint(self._deadline if self._is_late else None, self.undoes))
-        request, self._cancel_request = self._cancel_request, None
-        entry = self.recorder.append(
-            CANCEL_KEY, "", kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request
-        )
-        self.calls.resolve(entry, _Cancellation(self._cancel_body))
-
-    async def _read_request(self) -> None:
-        """Find out whether the run is to undo nothing, then cancel it."""
-        self.results.begin_work()
-        try:
-            inbox = [] if self._store is None else await self._store.inbox(self.run.id)
-            self._cancel_request = find_cancel_request(inbox, self.recorder.journal)
-        except PerdureError as failure:
-            self._give_up(failure)
-        except ValueError as reason:
-            self._stop_misfit(SnapshotCorrupt(self.run.id, "a request to cancel it", str(reason)))
-        else:
-            self.undoes = self._cancel_request is None
-        finally:
-            self.results.running -= 1
-            self._is_request_read, self._reading_request = True, None
-        if self._failure is None:
-            self._record_cancel()
-            self.results.look_soon()
-
-    def _cancel_body(self) -> None:
-        if self.calls.is_cancelling or self._main is None or self.calls.closed is not None or self._closing_task is not None:
-            return
-        self.calls.begin_to_cancel()
-        cancel_by_ctx(self._main)
-        # A body that swallows this and goes on has no more say after a while.
-        cancelled = Err(RunCancelled(self.run.id))
-        self._cancel_timer = self._loop.call_later(self.settings.cancel_grace, self._function_ended, cancelled)
-
-    def _note_exit(self, interrupt: BaseException) -> None:
-        self._give_up(describe_interrupt(self.run.id, "the body", interrupt))
-
-    def _lost(self) -> None:
-        self._give_up(LeaseLost(self.run.id, self._lease.epoch))
-
-    def _give_up(self, failure: BaseException) -> None:
-        if self._failure is None and self._ending is None:
-            self._failure = failure
-            self._close("unloaded")
-            self._attend()
+            self.inbox.close()
+        if self.streams is not None:
+            self.streams.close()
 
 
-class _Cancellation(msgspec.Struct, frozen=True):
-    """Gets the record that says where the run is cancelled."""
-
-    cancel_body: Callable[[], None]
-
-    def deliver(self, entry: Entry) -> bool:
-        """It is this record's turn."""
-        del entry
-        self.cancel_body()
-        return True
-
-    def abandon(self) -> None:
-        """Nothing to do: the run has left memory or ended."""
+def _cancelled_error(main: asyncio.Task[Any]) -> BaseException | None:
+    """Return the CancelledError with which this task has ended."""
+    try:
+        main.result()
+    except asyncio.CancelledError as error:
+        return error
+    return None
 
 
 def _readable(claim: Claim, *, owes_imported: bool) -> tuple[JournalIndex, SnapshotCorrupt | None]:
-    """What the journal says, or the error that says why it cannot be read."""
+    """Return what the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], {}, {}, {}, {}, {}, [], {}, {}, None), None
+        return JournalIndex([], set(), {}, {}, None), None
     try:
         return JournalIndex.of(claim.journal, owes_imported=owes_imported), None
     except ValueError as reason:

@@ -4,25 +4,23 @@ A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `ru
 last. An event is made only if the run has a listener. The code that causes an event waits until it is published; code that cannot
 await goes on, and the next wait includes that event.
 
-Listeners do not change what the body sees. The outcome of a step is published after the store has acknowledged its entry and the
-entry has reached its task. Until listeners have had it, no other result is delivered to the body: a listener takes time, and the
-body must come to rest exactly as it does without one.
+Listeners do not change what the body sees. The outcome of a step is published when the store has acknowledged its entry and its
+turn has come. The body gets it when the listeners have had it, and nothing else meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Protocol
 
 from perdure import events
+from perdure.aio.own_tasks import current, own_context, start_own_task
+from perdure.body.calls import Call
+from perdure.body.leaving import CLOSING_SECONDS
 from perdure.codec import Codec
-from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.endings import CLOSING_SECONDS
-from perdure.engine.replay_order import ResultQueue
 from perdure.engine.subscriptions import Subscription, Subscriptions
 from perdure.errors import LeaseLost
 from perdure.events import Event, Listener
@@ -45,10 +43,6 @@ class PublishedDrive(Protocol):
     def clock(self) -> Clock: ...
     @property
     def codec(self) -> Codec: ...
-    @property
-    def results(self) -> ResultQueue: ...
-    @property
-    def tasks(self) -> BodyTasks: ...
     @property
     def has_lease(self) -> bool: ...
     @property
@@ -156,33 +150,33 @@ class EventPublisher:
         self.publish(kind, key=step.key, name=step.name, attempt=attempt, **fields)
         await self.wait_until_published()
 
-    async def publish_replayed_step(self, step: PublishedStep, entry: Entry) -> None:
-        """Publish that a replay delivered the recorded outcome of a step, before the body goes on with it."""
-        with self._hold_results():
-            fields = _step_fields(entry, step.name)
+    def publish_delivery(self, call: Call, entry: Entry) -> asyncio.Future[None] | None:
+        """Publish what is delivered to a call, if listeners are told of that. Return what the delivery has to wait for."""
+        if entry.phase == "close":
+            context = own_context() if call.context is None else call.context.copy()
+            context.run(current.set, None)
+            context.run(call.publish, self, entry)
+        return start_own_task(self.wait_until_published()) if self.subscriptions.has_pending else None
+
+    def publish_result(self, call: Call, entry: Entry, name: str, hint: Any) -> None:
+        """Publish the outcome of a step or a child: one that was recorded just now, or that a replay has found."""
+        fields = {"key": entry.key, "name": entry.name or name, "attempt": entry.attempt}
+        fields |= {"started_at": moment(entry.started_at), "ended_at": moment(entry.ended_at)}
+        error = None if call.outcome is None else call.outcome[1]
+        if not call.is_recorded_now:
             self.publish(events.StepSkippedEvent, **fields)
-            self.publish(events.StepCompleteEvent, **fields, is_replayed=True, load=lambda: read_result(entry).result)
-            await self.wait_until_published()
+        elif error is None:
+            codec = self._drive.codec
+            self.publish(events.StepSuccessEvent, **fields, load=lambda: load_value(codec, entry, hint))
+        else:
+            self.publish(events.StepErrorEvent, **fields, error=error)
+        is_replayed = not call.is_recorded_now
+        self.publish(events.StepCompleteEvent, **fields, is_replayed=is_replayed, load=lambda: read_result(entry).result)
 
-    async def publish_step_result(self, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
-        """Publish the outcome of a step that was recorded just now, before the body goes on with it."""
-        drive = self._drive
-        with self._hold_results():
-            fields = _step_fields(entry, step.name)
-            if error is None:
-                self.publish(events.StepSuccessEvent, **fields, load=lambda: load_value(drive.codec, entry, step.plan.returns))
-            else:
-                self.publish(events.StepErrorEvent, **fields, error=error)
-            self.publish(events.StepCompleteEvent, **fields, is_replayed=False, load=lambda: read_result(entry).result)
-            await self.wait_until_published()
-
-    async def publish_signal(self, entry: Entry, load: Callable[[], Any]) -> None:
-        """Publish the signal that ended a wait, before the body goes on with it. A replayed one is not published again."""
-        if entry.epoch != self._drive.run.epoch:
-            return
-        with self._hold_results():
+    def publish_signal(self, entry: Entry, load: Callable[[], Any]) -> None:
+        """Publish the signal that ended a wait. A replayed one is not published again."""
+        if entry.epoch == self._drive.run.epoch:
             self.publish(events.SignalReceivedEvent, key=entry.key, name=entry.name, load=load)
-            await self.wait_until_published()
 
     def publish_persisted(self, seq: int) -> None:
         """Publish that the store has acknowledged the journal up to `seq`."""
@@ -196,21 +190,6 @@ class EventPublisher:
     def publish_warning(self, message: str) -> None:
         """Publish a `WarningEvent` with this message."""
         self.publish(events.WarningEvent, message=message)
-
-    @contextmanager
-    def _hold_results(self) -> Iterator[None]:
-        """Deliver no other result to the body while listeners get the event of this one.
-
-        The body gets this result even if its task is cancelled here: the cancellation moves to the next await of the task.
-        """
-        with self._drive.results.hold():
-            try:
-                yield
-            except asyncio.CancelledError:
-                task = self._drive.tasks.running
-                if self._drive.is_closed or task is None:
-                    raise
-                task.cancel_at_next_await()
 
     def _publish_outcome(self, outcome: Outcome[Any]) -> None:
         if self._drive.is_continued:
@@ -257,8 +236,3 @@ class EventPublisher:
     def _pass_deadline(self) -> None:
         if not self._deadline.done():
             self._deadline.set_result(None)
-
-
-def _step_fields(entry: Entry, name: str) -> dict[str, Any]:
-    times = {"started_at": moment(entry.started_at), "ended_at": moment(entry.ended_at)}
-    return {"key": entry.key, "name": entry.name or name, "attempt": entry.attempt, **times}

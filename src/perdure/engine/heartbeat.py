@@ -20,15 +20,16 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.aio.loop_watch import LOOK_EVERY, WatchedLoop
-from perdure.engine.body_tasks import BodyTasks
+from perdure.body.body_queue import BodyQueue
 from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Claim, Pulse
 from perdure.model.running_steps import encode_running_steps
+from perdure.options import EngineSettings
 from perdure.store import Store
 
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
@@ -50,33 +51,39 @@ log: Final = logging.getLogger("perdure")
 _thread: Final = LoopThread("perdure-heartbeat")
 
 
+class LeasedDrive(Protocol):
+    """What is asked of a `Drive` whose lease is renewed."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def settings(self) -> EngineSettings: ...
+    @property
+    def body(self) -> BodyQueue: ...
+    @property
+    def executing(self) -> dict[str, int]: ...
+    def pulsed(self, pulse: Pulse) -> None: ...
+    def lost(self) -> None: ...
+
+
 class HeldLease:
     """A lease that is being renewed by its holder's clock, and the time until which it is certainly valid."""
 
     def __init__(
         self,
+        drive: LeasedDrive,
         claim: Claim,
         ttl: float,
         asked_at: float,
-        clock: Clock,
-        on_pulse: Callable[[Pulse], None],
-        on_lost: Callable[[], None],
-        running_steps: dict[str, int],
-        *,
-        body: BodyTasks,
-        max_blocked: float | None,
     ) -> None:
         self.run = claim.run
         self.lease = claim.lease
-        self.clock = clock
+        self.clock = drive.clock
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        self._max_blocked = max_blocked
-        self._body = body
+        self._max_blocked = drive.settings.max_blocked
+        self._drive = drive
         self._ttl = ttl
-        self._on_pulse = on_pulse
-        self._on_lost = on_lost
-        self._running_steps = running_steps
         self._asked_at = asked_at
         self._valid_until = asked_at + ttl * (1 - MARGIN)
 
@@ -86,11 +93,11 @@ class HeldLease:
 
     def running_steps(self) -> bytes | None:
         """The steps that the holder executes now, for the store. `copy` is atomic while the holder's thread changes the dict."""
-        return encode_running_steps(self._running_steps.copy())
+        return encode_running_steps(self._drive.executing.copy())
 
     def is_executing(self) -> bool:
         """Whether the holder's loop executes the code of this run just now."""
-        return self._body.running is not None
+        return self._drive.body.is_pumping
 
     def is_blocked(self) -> bool:
         """Whether the holder's loop has been blocked for so long that other workers are to take the run over."""
@@ -109,12 +116,12 @@ class HeldLease:
         self._asked_at = max(self._asked_at, asked_at)
         if self._valid_until:  # not lost meanwhile
             self._valid_until = max(self._valid_until, asked_at + self._ttl * (1 - MARGIN))
-        return self._call_holder(self._on_pulse, pulse)
+        return self._call_holder(self._drive.pulsed, pulse)
 
     def mark_lost(self) -> None:
         """Make the lease invalid and notify the holder: the store refused to renew it, or its deadline has passed."""
         self._valid_until = 0.0
-        self._call_holder(self._on_lost)
+        self._call_holder(self._drive.lost)
 
     def _call_holder(self, callback: Callable[..., None], *args: object) -> bool:
         try:

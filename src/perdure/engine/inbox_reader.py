@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
-from perdure.engine.body_tasks import nothing
-from perdure.engine.timers_and_signals import Waits
+from perdure.engine.timers_and_signals import Waits, nothing
 from perdure.errors import SnapshotCorrupt
 from perdure.model.approvals import DEDUPE
 from perdure.model.clock import Clock

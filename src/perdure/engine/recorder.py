@@ -3,8 +3,8 @@
 Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is in
 flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
 that results which are ready together share a commit. Open entries go with the next write, with `suspend` or `finish`, or at the
-latest when the body rests; cancellations only before something else. Items of streams go with every write, or alone: none comes
-after an entry that was appended later (`Streams`). `on_written` is told what the store has acknowledged.
+latest when the body rests; waits that were given up only before something else. Items of streams go with every write, or alone:
+none comes after an entry that was appended later (`Streams`). The drive is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive. There is one exception: when the store says that it
 can never hold a value, the longest result of the write becomes its step's recorded failure. The same write would fail for ever.
 
@@ -26,14 +26,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import PendingWrite, await_reply, in_flight, is_committed, is_unknown, wait_for_reply
 from perdure.codec.outcomes import note_step, store_exception
-from perdure.engine.body_tasks import BodyTasks, nothing
+from perdure.engine.timers_and_signals import nothing
 from perdure.errors import LeaseLost, PerdureError, PersistenceError, StoreCapabilityError, ValueNotStorable, name_step
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
@@ -58,12 +58,27 @@ class RolledBack(Exception):
 Commit: TypeAlias = Callable[[Entry, Sequence[Entry], Sequence[int], Sequence[Item]], Coroutine[Any, Any, Pulse]]
 
 
-class Unrecorded:
-    """Numbers entries and nothing else: for a run without a store, where nothing is promised."""
+class RecordingDrive(Protocol):
+    """What the recorder tells of a `Drive`."""
 
-    has_store: ClassVar[bool] = False
+    @property
+    def clock(self) -> Clock: ...
+    def pulsed(self, pulse: Pulse) -> None: ...
+    def fail(self, failure: BaseException) -> None: ...
+    def acknowledged(self, seq: int) -> None: ...
+    def replaced(self, entry: Entry) -> None: ...
 
-    def __init__(self, journal: list[Entry], epoch: int = 0) -> None:
+
+class Recorder:
+    """Numbers entries, and writes them under a lease. Without a store it only numbers them: nothing is promised."""
+
+    def __init__(self, drive: RecordingDrive, store: Store | None, lease: Lease, journal: list[Entry]) -> None:
+        self._drive: RecordingDrive | None = drive
+        self._optional_store = store
+        self.has_store = store is not None
+        self._lease = lease
+        self._clock = drive.clock
+        self._loop = asyncio.get_running_loop()
         # Only appended to, so a view of it is a length.
         self.journal = journal
         # Whether the run was finished, suspended or released, also when the task that asked for it was cancelled meanwhile.
@@ -75,145 +90,9 @@ class Unrecorded:
         # Items of streams that go with the next write, and what is told of those that the store has acknowledged.
         self.items: list[Item] = []
         self.on_items_written: Callable[[list[Item]], None] = nothing
-        self._next_seq = journal[-1].seq + 1 if journal else 1
-        self._epoch = epoch
-
-    @property
-    def acknowledged_length(self) -> int:
-        """How many entries of the journal may be shown as recorded."""
-        return len(self.journal)
-
-    def append(
-        self,
-        key: str,
-        name: str,
-        *,
-        kind: Kind = "step",
-        phase: Phase = "close",
-        ok: bool = True,
-        payload: bytes = b"null",
-        attempt: int = 1,
-        args_hash: bytes | None = None,
-        started_at: int,
-        ended_at: int,
-        consume: int | None = None,
-    ) -> Entry:
-        """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
-        entry = Entry(
-            seq=self._next_seq,
-            key=key,
-            phase=phase,
-            kind=kind,
-            name=name,
-            ok=ok,
-            payload=payload,
-            attempt=attempt,
-            args_hash=args_hash,
-            started_at=started_at,
-            ended_at=ended_at,
-            epoch=self._epoch,
-        )
-        self._next_seq += 1
-        self.journal.append(entry)
-        if self.has_store:
-            self._send(entry, consume)
-        return entry
-
-    def _send(self, entry: Entry, consume: int | None) -> None:
-        """Have the entry written."""
-
-    def consume(self, seq: int) -> None:
-        """Consume an inbox row that no entry is about, together with the next entry."""
-
-    def flush(self) -> None:
-        """Send what was appended and not sent."""
-
-    def flush_items(self) -> None:
-        """Send items, and what was appended and not sent; soon after the write in flight, if there is one."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction of the store under the lease. Raises `StoreCapabilityError`."""
-        raise StoreCapabilityError("missing", "transactions: give the run a store that has them (SQLite, PostgreSQL, MySQL)")
-
-    async def hold(self) -> None:
-        """Return when no write is in flight. None starts then until `let_go_on`, or the reply to `commit`."""
-
-    def let_go_on(self) -> None:
-        """Write again, after a transaction that was not committed."""
-
-    def commit(self, commit: Commit, key: str, name: str, **fields: Any) -> Entry:
-        """As `append`, for an entry that this function writes in its transaction, together with all that was appended before."""
-        del commit
-        return self.append(key, name, **fields)
-
-    async def acknowledged(self) -> None:
-        """Return when all that was appended, but cancellations, is in the store. Cancelled, not failed, when the drive ends."""
-
-    async def finish(self, status: EndStatus, outcome: bytes) -> None:
-        """Record what is left and end the run."""
-        del status, outcome
-        self.has_let_go = True
-
-    async def continue_as(self, new: NewInput) -> None:
-        """Let the run start over with this input. What is not recorded yet is dropped: the new start has no use for it."""
-        del new
-        self._leave_behind()
-
-    def _leave_behind(self) -> None:
-        self.has_let_go = True
-        self.journal, self._next_seq = [], 1  # another list: views of the old journal refer to that one
-
-    async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
-        """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
-        raise NotImplementedError("a run without a store stays in memory")
-
-    def report_written(self) -> None:
-        """Report to `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
-
-    async def record_rest(self) -> None:
-        """Record what is left. The run is not given back: its lease ends by itself."""
-
-    async def release(self, wake_at: int | None = None) -> None:
-        """Record what is left and give the run back, due at this instant or at once."""
-
-    async def abandon(self) -> None:
-        """Write nothing more; return when the write in flight has its reply."""
-
-    def forget_owner(self) -> None:
-        """Drop the references to the drive, so that it is freed without the garbage collector."""
-
-
-class Recorder(Unrecorded):
-    """Numbers entries and writes them under a lease."""
-
-    has_store: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        clock: Clock,
-        journal: list[Entry],
-        branches: BodyTasks,
-        *,
-        on_pulse: Callable[[Pulse], None],
-        on_failure: Callable[[PerdureError], None],
-        on_written: Callable[[int], None],
-        on_replaced: Callable[[Entry], None],
-    ) -> None:
-        super().__init__(journal, lease.epoch)
-        self._store = store
-        self._lease = lease
-        self._clock = clock
-        self._on_pulse = on_pulse
-        self._on_failure = on_failure
-        self._on_written = on_written
-        # Told of an entry that stands in the place of the one with its seq.
-        self._on_replaced = on_replaced
-        self._loop = asyncio.get_running_loop()
-        self._branches = branches
         # Not the body's context: a task that is created there is a task of the body.
         self._context = contextvars.Context()
+        self._next_seq = journal[-1].seq + 1 if journal else 1
         self._acknowledged_seq = self._reported_seq = self._last_to_send = self._next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
@@ -234,32 +113,83 @@ class Recorder(Unrecorded):
         self._commit: Commit | None = None
 
     @property
-    def acknowledged_length(self) -> int:
-        return len(self.journal) - (self._next_seq - 1 - self._acknowledged_seq)
+    def _store(self) -> Store:
+        if self._optional_store is None:
+            raise RuntimeError(f"run {self._lease.run_id!r} has no store")
+        return self._optional_store
 
-    def _send(self, entry: Entry, consume: int | None) -> None:
-        self._entries.append(entry)
-        if consume is not None:
-            self._consume.append(consume)
-            self.consuming.add(consume)
-        if entry.phase == "cancel":
-            return
+    def append(
+        self,
+        key: str,
+        name: str,
+        *,
+        kind: Kind = "step",
+        phase: Phase = "close",
+        ok: bool = True,
+        payload: bytes = b"null",
+        attempt: int = 1,
+        args_hash: bytes | None = None,
+        started_at: int,
+        ended_at: int,
+        consume: int | None = None,
+    ) -> Entry:
+        """Add the next entry to the journal. It goes to the store with the next write, with the inbox row that it consumes."""
+        entry = Entry(
+            seq=self._next_seq,
+            key=key,
+            phase=phase,
+            kind=kind,
+            name=name,
+            ok=ok,
+            payload=payload,
+            attempt=attempt,
+            args_hash=args_hash,
+            started_at=started_at,
+            ended_at=ended_at,
+            epoch=self._lease.epoch,
+        )
+        self._next_seq += 1
+        self.journal.append(entry)
+        if self.has_store:
+            self._entries.append(entry)
+            if consume is not None:
+                self.consume(consume)
+            self._note_appended(entry)
+        return entry
+
+    def _note_appended(self, entry: Entry) -> None:
+        if entry.phase == "cancel" and entry.kind not in ("step", "child"):
+            return  # that a wait was given up goes before something else
         self._last_to_send = entry.seq
         if self._commit is not None:
             self._write_in_transaction(entry, self._commit)
         elif entry.phase == "open":
             self.unacknowledged_open = entry.seq
-        elif len(self._branches.alive) == 1:
+
+    def flush_soon(self, *, is_alone: bool) -> None:
+        """Send what was appended: now, or if other steps run that may end too, in the next turn of the loop."""
+        if not self.has_store:
+            return
+        if is_alone:
             self.flush()
         elif self._writing is None and not self._is_write_due and not self._is_held:
             self._is_write_due = True
             next_turn_of(self._loop).call(self._loop, self.flush)
 
+    @property
+    def acknowledged_length(self) -> int:
+        """How many entries of the journal may be shown as recorded."""
+        if not self.has_store:
+            return len(self.journal)
+        return len(self.journal) - (self._next_seq - 1 - self._acknowledged_seq)
+
     def consume(self, seq: int) -> None:
+        """Consume an inbox row together with the next entry."""
         self._consume.append(seq)
         self.consuming.add(seq)
 
     async def acknowledged(self) -> None:
+        """Return when all that was appended, but waits that were given up, is in the store. Cancelled when the drive ends."""
         if self._acknowledged_seq < self._last_to_send:
             self.flush()
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -267,9 +197,14 @@ class Recorder(Unrecorded):
             await waiter
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Begin a transaction of the store under the lease. Raises `StoreCapabilityError`."""
+        if not self.has_store:
+            what = "transactions: give the run a store that has them (SQLite, PostgreSQL, MySQL)"
+            raise StoreCapabilityError("missing", what)
         return require(self._store, "transaction").transaction(self._lease)
 
     async def hold(self) -> None:
+        """Return when no write is in flight. None starts then until `let_go_on`, or the reply to `commit`."""
         if self._writing is None and not self._is_held:
             self._is_held = True
             return
@@ -285,6 +220,7 @@ class Recorder(Unrecorded):
             raise
 
     def let_go_on(self) -> None:
+        """Write again, after a transaction that was not committed."""
         self._is_held = False
         self._start_next()
 
@@ -297,6 +233,7 @@ class Recorder(Unrecorded):
             self.flush()
 
     def commit(self, commit: Commit, key: str, name: str, **fields: Any) -> Entry:
+        """As `append`, for an entry that this function writes in its transaction, together with all that was appended before."""
         self._commit = commit
         try:
             return self.append(key, name, **fields)
@@ -312,6 +249,10 @@ class Recorder(Unrecorded):
         writing.add_done_callback(self._take_reply, context=contextvars.Context())
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
+        """Record what is left and end the run."""
+        if not self.has_store:
+            self.has_let_go = True
+            return
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         while True:
@@ -326,15 +267,21 @@ class Recorder(Unrecorded):
                 return
 
     async def continue_as(self, new: NewInput) -> None:
+        """Let the run start over with this input. What is not recorded yet is dropped: the new start has no use for it."""
+        if not self.has_store:
+            self._leave_behind()
+            return
         await self._what_is_left()
         continuing = self._store.continue_as(self._lease, new, now=self._clock.store_now())
         await self._await_reply(continuing, lambda _: self._leave_behind())
 
     def _leave_behind(self) -> None:
-        super()._leave_behind()
+        self.has_let_go = True
+        self.journal, self._next_seq = [], 1  # another list: views of the old journal refer to that one
         self._acknowledged_seq = self._reported_seq = self._last_to_send = 0
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
+        """Record what is left and give up the lease. Return the awaited signals if there are some; then the run goes on."""
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         suspending = self._store.suspend(
@@ -347,14 +294,16 @@ class Recorder(Unrecorded):
         return signals
 
     async def record_rest(self) -> None:
+        """Record what is left. The run is not given back: its lease ends by itself."""
         entries, consume = await self._what_is_left()
-        while entries and entries[-1].phase == "cancel":
-            entries.pop()  # the end of the process cancelled these calls, not the body, and nothing followed
         if entries:
             await self._record_rest(entries, consume)
             self.report_written()
 
     async def release(self, wake_at: int | None = None) -> None:
+        """Record what is left and give the run back, due at this instant or at once."""
+        if not self.has_store:
+            return
         await self.record_rest()
         released = self._store.release(self._lease, wake_at=wake_at, now=self._clock.store_now())
         await self._await_reply(released, lambda _: self._let_go([]))
@@ -372,11 +321,14 @@ class Recorder(Unrecorded):
                 return
 
     def report_written(self) -> None:
+        """Tell the drive what went with `finish` or `suspend`, now that it knows how the run stands."""
         if self._reported_seq < self._acknowledged_seq:
             self._reported_seq = self._acknowledged_seq
-            self._on_written(self._reported_seq)
+            if self._drive is not None:
+                self._drive.acknowledged(self._reported_seq)
 
     async def abandon(self) -> None:
+        """Write nothing more; return when the write in flight has its reply."""
         self._is_closing = True
         writing = self._writing
         if writing is not None:
@@ -384,7 +336,9 @@ class Recorder(Unrecorded):
             self._take_reply(writing)
 
     def forget_owner(self) -> None:
-        self._on_pulse = self._on_failure = self._on_written = self._on_replaced = self.on_items_written = nothing
+        """Drop the references to the drive, so that it is freed without the garbage collector."""
+        self._drive = None
+        self.on_items_written = nothing
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
         """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply.
@@ -414,7 +368,7 @@ class Recorder(Unrecorded):
     def flush(self) -> None:
         """Write what there is, unless a write is in flight: then what there is goes with the next.
 
-        Cancellations at the end stay: when the process ends, its event loop cancels every call, and that is none of the body's.
+        Waits that were given up last stay: they go before something else.
         """
         self._is_write_due = False
         count = self._last_to_send - self._entries[0].seq + 1 if self._entries else 0
@@ -477,16 +431,20 @@ class Recorder(Unrecorded):
 
     def _fail(self, error: BaseException) -> None:
         self._failure = failure = self._as_failure(error)
-        self._on_failure(failure)
+        if self._drive is not None:
+            self._drive.fail(failure)
 
     def _take_acknowledgement(self, pulse: Pulse, entries: list[Entry], items: list[Item]) -> None:
         """The store has these entries and items: report them, and write what was appended meanwhile."""
-        self._on_pulse(pulse)
+        if self._drive is not None:
+            self._drive.pulsed(pulse)
         self._wrote(entries)
         if items:
             self.on_items_written(items)
+        # What the body appends now that it goes on is sent when it rests.
+        is_more_to_write = self._entries or self._holders or self._are_items_due
         self.report_written()
-        if self._entries or self._holders or self._are_items_due:
+        if is_more_to_write:
             self._start_next()
 
     def _put_back(self, entries: list[Entry], consume: list[int], items: list[Item]) -> None:
@@ -494,6 +452,7 @@ class Recorder(Unrecorded):
         self._entries, self._consume, self.items = entries + self._entries, consume + self._consume, items + self.items
 
     def flush_items(self) -> None:
+        """Send items, and what was appended and not sent; soon after the write in flight, if there is one."""
         self._are_items_due = bool(self.items)
         self.flush()
 
@@ -517,7 +476,8 @@ class Recorder(Unrecorded):
         entries[entries.index(entry)] = self.journal[self.journal.index(entry)] = instead
         if instead.phase == "open":
             self.unacknowledged_open = max(self.unacknowledged_open, instead.seq)
-        self._on_replaced(instead)
+        if self._drive is not None:
+            self._drive.replaced(instead)
 
     def _as_failure(self, error: BaseException) -> PerdureError:
         if isinstance(error, LeaseLost | PersistenceError | ValueNotStorable):

@@ -7,8 +7,6 @@ outcome. Only a step with `at_most_once` waits until the cache can be read. A fa
 
 A flight lets one of several runs do the work while the others wait for it. It is identified by the object that the user passed
 (not by a wrapper around it), by the key and by the event loop: two processes may both do the work.
-
-Within one run a cached key may be used again: `CachedKeys` gives every use what the first one got.
 """
 
 from __future__ import annotations
@@ -16,21 +14,18 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.engine.keyed_calls import Calls, CtxCall
-from perdure.engine.replay_order import ResultQueue
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.kv.protocol import as_text, maybe_await
 from perdure.model.clock import Clock
 from perdure.model.durations import microseconds
-from perdure.model.journal import Entry
 
 _FORMAT_VERSION: Final = 1
 
@@ -160,68 +155,6 @@ class StepCaching:
             flight.callers -= 1
             if not flight.callers:
                 del _flights[flight_key]
-
-
-class FirstUse:
-    """The first use of a cached key in a run: its record once the body has it, and the calls that want the same."""
-
-    __slots__ = ("entry", "waiting")
-
-    def __init__(self) -> None:
-        self.entry: Entry | None = None
-        self.waiting: list[CtxCall] = []
-
-
-class CachedKeys:
-    """The cached keys that one run has used. A further use gives what the first gave, and adds no entry to the journal."""
-
-    __slots__ = ("_calls", "_repeats", "_results", "uses")
-
-    def __init__(self, calls: Calls, results: ResultQueue) -> None:
-        self._calls = calls
-        self._results = results
-        self.uses: dict[str, FirstUse] = {}
-        # How many further uses there were.
-        self._repeats = 0
-
-    @contextmanager
-    def first_use(self, key: str) -> Iterator[None]:
-        """Around the first use of a key. If it ends without a record, the calls that wait for it try by themselves."""
-        use = self.uses[key] = FirstUse()
-        try:
-            yield
-        finally:
-            if use.entry is None:
-                del self.uses[key]
-                self._pass_on(use, Entry(seq=0, key=key, phase="open"))
-
-    async def same_as(self, key: str, use: FirstUse) -> Entry:
-        """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
-        self._repeats += 1
-        call = self._calls.begin_again(key, self._repeats)
-        if use.entry is not None:
-            return use.entry
-        use.waiting.append(call)
-        with call:
-            self._results.note_call()
-            entry: Entry = await self._calls.parked(call, call.park())
-        return entry
-
-    def note_result(self, entry: Entry) -> None:
-        """The body has this record. Calls that want the same get it next, in the order in which they came."""
-        use = self.uses.get(entry.key)
-        if use is not None and use.entry is None:
-            use.entry = entry
-            self._pass_on(use, entry)
-
-    def _pass_on(self, use: FirstUse, entry: Entry) -> None:
-        # Asked for only now: while they wait for the first use they do nothing live, and the run may leave memory.
-        calls = [call for call in use.waiting if call.is_waiting]
-        use.waiting.clear()
-        for call in calls:
-            call.shield()
-            self._results.ask(call.key, call)
-        self._results.add_next([msgspec.structs.replace(entry, key=call.key) for call in calls])
 
 
 def _reason(error: Exception) -> str:

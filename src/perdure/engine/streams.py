@@ -6,9 +6,9 @@ a recorded step are not emitted again, because the step does not run again. They
 takes every item that is there. A step that runs again emits again, under another attempt or epoch.
 
 At most about `MOST_ITEMS` items and `MOST_BYTES` wait in memory: then a step's `emit` waits for the store. The body's `emit` must
-not simply wait: other branches would go on meanwhile, and on a replay, which does not wait, in another order. So it takes a turn
-after every so many items, counted on a replay too: it goes on when the body rests, before any result is delivered
-(`ResultQueue.wait_to_emit`), and on the first run not before there is room.
+not simply wait: other branches would go on meanwhile, and on a replay, which does not wait, in another order. So after every so
+many items, counted on a replay too, it is a hold (`Calls.hold`): nothing reaches the body until it ends, at a rest, and on the
+first run not before there is room.
 
 How a step has ended that emitted is written with its result, as an `AttemptEnd`: a reader needs it when the run has started over
 and its journal is gone.
@@ -29,16 +29,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from perdure.aio.own_tasks import current
+from perdure.body.body_queue import BodyQueue
+from perdure.body.calls import Calls
 from perdure.codec import Codec
-from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.keyed_calls import Calls, CtxCall
-from perdure.engine.recorder import Unrecorded
-from perdure.engine.replay_order import ResultQueue
+from perdure.engine.recorder import Recorder
 from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotStorable, name_step
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunRow, check_positive
 from perdure.model.stream_items import ATTEMPT_ENDS, AttemptEnd, StreamRecord, check_stream, decode_record, encode_record
-from perdure.stepspec import StepInfo, current
+from perdure.stepspec import StepInfo
 from perdure.store import StreamStore
 
 # How long an item waits for a record that it can go with.
@@ -70,11 +70,9 @@ class StreamOwner(Protocol):
     @property
     def calls(self) -> Calls: ...
     @property
-    def tasks(self) -> BodyTasks: ...
+    def body(self) -> BodyQueue: ...
     @property
-    def results(self) -> ResultQueue: ...
-    @property
-    def recorder(self) -> Unrecorded: ...
+    def recorder(self) -> Recorder: ...
     @property
     def executing(self) -> Mapping[str, int]: ...
     @property
@@ -213,7 +211,7 @@ class Streams:
     ) -> None:
         drive = self._drive
         body_count = max(stream.stored, stream.emitted)
-        seq, epoch, run = drive.results.last_seq, drive.epoch, drive.run
+        seq, epoch, run = drive.calls.cursor.last_seq, drive.epoch, drive.run
         origin = (epoch, run.generation, run.continued_at, key, attempt, index)
         ends_before = None if key is None else self._ends.length
         record = StreamRecord(body_count, seq, *origin, is_end, msgspec.Raw(value), ends_before)
@@ -254,7 +252,7 @@ class Streams:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self._drive.results.look_for_emits()
+        self._drive.body.schedule()
 
 
 async def emit_in_body(drive: StreamOwner, name: str, value: Any, max_items: int) -> None:
@@ -263,7 +261,7 @@ async def emit_in_body(drive: StreamOwner, name: str, value: Any, max_items: int
     if streams is not None:
         streams.add_of_body(name, payload, max_items)
         if streams.is_turn_over():
-            await _take_turn(drive, streams)
+            await drive.calls.hold(lambda: streams.has_room)
 
 
 async def end_stream(drive: StreamOwner, name: str) -> None:
@@ -282,9 +280,6 @@ async def _begin(drive: StreamOwner, name: str, value: Any, max_items: int) -> t
     drive.calls.check_place(name)
     if drive.calls.is_refusing:
         await drive.calls.admitted()
-    branch = drive.tasks.running
-    if branch is not None and branch.deferred_cancel:
-        branch.check_cancellation()
     return drive.open_streams(), _encode(drive, value)
 
 
@@ -293,16 +288,6 @@ def _encode(drive: StreamOwner, value: Any) -> bytes:
     if len(payload) > MOST_VALUE_BYTES:
         raise ValueNotStorable("item", f"it takes {len(payload):,} bytes, and an item of a stream at most {MOST_VALUE_BYTES:,}")
     return payload
-
-
-async def _take_turn(drive: StreamOwner, streams: Streams) -> None:
-    calls = drive.calls
-    # A call without a record. That it was cancelled is not recorded either: what cancels it does so again on a replay.
-    call = CtxCall("\0emit", "step", drive.tasks.running, calls, was_cancelled=True)
-    with call:
-        future = call.park()
-        drive.results.wait_to_emit(call, lambda: streams.has_room)
-        await calls.parked(call, future)
 
 
 class Queued:

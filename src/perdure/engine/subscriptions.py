@@ -24,8 +24,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
+from perdure.aio.own_tasks import current
 from perdure.events import Event, Listener
-from perdure.stepspec import current
 
 # What identifies a drive: the id of its event loop, the database and the run id.
 DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]

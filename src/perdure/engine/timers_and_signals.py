@@ -3,8 +3,9 @@
 A wait is opened with an absolute deadline, which is recorded, so that a replay waits for the same instant. Signals of one name
 go, in order of arrival, to the waits for it in the order in which these were opened.
 
-Nothing is resolved before the run is live, and then one wait at a time, when the body rests: what the body does with the first
-may cancel the second, and a signal must not be consumed by a wait that is about to be cancelled.
+A wait of the body is taken when the run is live and the body rests, one at a time: what the body does with the first may cancel
+the second, and a signal must not be consumed by a wait that is about to be cancelled. What the engine waits for outside the body,
+until a step is tried again or for news of a child, is *immediate*: it ends as soon as it can.
 
 A signal that the store accepted before a wait's deadline wins over it, so the inbox is read once more before such a wait expires:
 another process may have sent the signal, and its notification may be late or lost.
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from perdure.engine.body_tasks import nothing
 from perdure.model.clock import Clock, Timer
 from perdure.model.records import Awaited, Signal
 
@@ -35,17 +35,19 @@ _order: Final = itertools.count()
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """One open wait. `seq` is that of its open entry."""
+    """One open wait. `seq` is that of its open entry; `on_end` gets the signal, or None when the deadline has passed."""
 
     seq: int
     deadline: int | None
-    on_due: Callable[[], None]
+    on_end: Callable[[Signal | None], None]
     address: Awaited | None = None
-    on_signal: Callable[[Signal], None] | None = None
-    is_open: bool = False
-    # The payload of the row that the drive sends at the deadline. With it, `on_due` is called only where there is no store.
+    # The payload of the row that the drive sends at the deadline. With it, only where there is no store does it end by that.
     expiry: bytes | None = None
+    is_immediate: bool = False
+    is_open: bool = False
     is_expiring: bool = False
+    # Of an immediate wait with a deadline.
+    timer: Timer | None = None
 
 
 # Waits by a rank, their seq and `_order`. One that was closed is dropped when it comes to the front.
@@ -75,7 +77,7 @@ class Waits:
 
     def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int, inbox_read_at: int = 0) -> None:
         self._clock = clock
-        # Called when there may be something to resolve.
+        # Called when there may be something to take.
         self.on_change: Callable[[], None] = nothing
         # Called, with the present instant, when the inbox must be read before a wait may expire. None: there is no other inbox.
         self.read_inbox: Callable[[int], None] | None = None
@@ -96,7 +98,6 @@ class Waits:
         # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
         self.inbox_seq = inbox_seq
         self._inbox_read_at = self._asked_at = inbox_read_at
-        self.is_live = False
         if inbox:
             self._keep(inbox)
 
@@ -130,11 +131,20 @@ class Waits:
         self._open[wait] = None
         if wait.deadline is not None:
             _push(self._by_deadline, wait.deadline, wait, len(self._open))
+            if wait.is_immediate:
+                wait.timer = self._clock.call_at(wait.deadline, self._end, wait, None)
         if wait.address is not None:
             _push(self._by_address.setdefault(wait.address, []), wait.seq, wait, len(self._open))
             if wait.address in self._signals:
-                _push(self._matched, wait.seq, wait, len(self._open))
+                self._match(wait)
         self._arm()
+
+    def _match(self, wait: Wait) -> None:
+        """There is a signal for this wait: an immediate one takes it now."""
+        if wait.address is not None and wait.is_immediate:
+            self._end(wait, self._signals[wait.address][0][1])
+        else:
+            _push(self._matched, wait.seq, wait, len(self._open))
 
     def remove(self, wait: Wait) -> None:
         """Forget a wait that was cancelled."""
@@ -154,36 +164,38 @@ class Waits:
         self.receive(signals)
 
     def has_due(self) -> bool:
-        """Whether a wait can be resolved now."""
-        return self.is_live and bool(self._open) and self._due() is not None
+        """Return whether a wait of the body can be taken now."""
+        return bool(self._open) and self._due() is not None
 
-    def resolve_one(self) -> bool:
-        """Resolve one wait if one can be; a signal that is there in time wins over the deadline."""
-        resolution = self._due() if self.is_live else None
-        if resolution is None:
+    def take_one(self) -> bool:
+        """End one wait of the body if one can end; a signal that is there in time wins over the deadline."""
+        found = self._due() if self._open else None
+        if found is None:
             return False
-        wait, signal = resolution
-        if signal is not None and wait.on_signal is not None:
+        self._end(*found)
+        return True
+
+    def _end(self, wait: Wait, signal: Signal | None) -> None:
+        if not wait.is_open:
+            return
+        if signal is not None:
             self._take(signal)
-            self._shut(wait)
-            wait.on_signal(signal)
+        self._shut(wait)
+        wait.on_end(signal)
+        if signal is not None:
             self._taken.append(signal)
             if len(self._taken) >= self._cleared_from:
                 self._forget_recorded()
                 self._cleared_from = max(_CLEARED_FROM, 2 * len(self._taken))
-        else:
-            self._shut(wait)
-            wait.on_due()
         self._arm()
-        return True
 
     def _due(self) -> tuple[Wait, Signal | None] | None:
         matched = self._first_matched()
         if matched is not None:
             return matched
         wait = _first(self._by_deadline)
-        if wait is None or wait.deadline is None:
-            return None
+        if wait is None or wait.deadline is None or wait.is_immediate:
+            return None  # an immediate wait has a timer of its own, and those after it are not due
         now = self._clock.now()
         if wait.deadline > now:
             self._arm()  # the timer was early by this clock
@@ -225,11 +237,11 @@ class Waits:
         return tuple(dict.fromkeys(address for _, _, address in waiting))
 
     def close(self) -> None:
-        """Resolve nothing more, and call nothing more."""
-        self.is_live = False
+        """End nothing more, and call nothing more."""
         if self._open:
             for wait in self._open:
                 wait.is_open = False
+                _stop_timer(wait)
             self._open, self._by_address = {}, {}
             self._arm()
         self.on_change = nothing
@@ -237,6 +249,7 @@ class Waits:
 
     def _shut(self, wait: Wait) -> None:
         wait.is_open = False
+        _stop_timer(wait)
         del self._open[wait]
         if wait.address is None:
             return
@@ -244,7 +257,7 @@ class Waits:
         if following is None:
             del self._by_address[wait.address]
         elif wait.address in self._signals:
-            _push(self._matched, following.seq, following, len(self._open))
+            self._match(following)
 
     def _keep(self, signals: list[Signal]) -> None:
         for signal in signals:
@@ -255,7 +268,7 @@ class Waits:
             heapq.heappush(rows, (signal.seq, signal))
             waiting = self._by_address.get(signal.address) if len(rows) == 1 else None
             if waiting is not None and (wait := _first(waiting)) is not None:
-                _push(self._matched, wait.seq, wait, len(self._open))
+                self._match(wait)
 
     def _take(self, signal: Signal) -> None:
         rows = self._signals[signal.address]
@@ -286,3 +299,13 @@ class Waits:
     def _time_is_up(self) -> None:
         self._timer = self._timer_at = None
         self.on_change()
+
+
+def _stop_timer(wait: Wait) -> None:
+    if wait.timer is not None:
+        wait.timer.cancel()
+        wait.timer = None
+
+
+def nothing(*_: object) -> None:
+    """Stand for a callback that is no longer wanted."""

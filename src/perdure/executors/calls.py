@@ -19,9 +19,10 @@ from typing import Any, Final
 import msgspec
 
 from perdure.aio.interrupts import InterruptInThread
+from perdure.aio.own_tasks import current
 from perdure.aio.threads import ThreadPool, ThreadsClosed
 from perdure.errors import StepFailed, StepNotPicklable
-from perdure.stepspec import StepInfo, current
+from perdure.stepspec import StepInfo
 
 # What the messages of pickle, cloudpickle, loky and Dask have in common when something cannot be pickled.
 _PICKLING_WORDS: Final = ("pickle", "local object", "serialize")

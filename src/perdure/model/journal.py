@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -19,9 +19,13 @@ from perdure.model.own_names import compensation_key, undone_by
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
+# `race` is never recorded: its key is only used.
+# `timer` is a sleep or a time limit of asyncio, named by its instant.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "foreign"]
+Kind: TypeAlias = Literal[
+    "step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "timer", "foreign"
+]
 
 
 def name_kind(kind: Kind) -> str:
@@ -81,11 +85,13 @@ class Intent(msgspec.Struct, frozen=True, omit_defaults=True, tag="intent"):
 class CancelPoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of the entry that says where a run was cancelled.
 
-    `deadline` is set if the run was cancelled because that had passed. `undo` is False if nothing is to be compensated.
+    `deadline` is set if the run was cancelled because that had passed. `undo` is False if nothing is to be compensated. `calls`
+    is how many calls and timers the body had made: no call asks for this entry, so a replay could give it to the body too early.
     """
 
     deadline: int | None = None
     undo: bool = True
+    calls: int = 0
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
@@ -172,20 +178,12 @@ def entries_in_force(entries: Iterable[Entry]) -> list[Entry]:
 
 
 class JournalIndex(NamedTuple):
-    """A journal by use: results in the order in which the body got them, and the rest by key."""
+    """A journal by use."""
 
-    closes: list[Entry]
-    # The closes of races again: a race must know from the start which of its branches to wait for.
-    winners: dict[str, Entry]
-    # All open entries of each key, in order: a wait that was cancelled and called again has more than one.
-    opened: dict[str, list[Entry]]
-    kinds: dict[str, Kind]
-    # How many calls of each key the body cancelled before they had a result.
-    cancelled: dict[str, int]
-    # The results that unchanged code asks for again, by key: first those before any step that something outside the journal
-    # cancelled, then, for each such step, those that came after it, which are owed once a replay has cancelled it too.
-    owed: dict[str, Entry]
-    owed_after: list[tuple[str, dict[str, Entry]]]
+    # The entries in force, in the order in which the body got them.
+    entries: list[Entry]
+    # The seqs of those that unchanged code asks for again.
+    owed: set[int]
     # What steps recorded before their functions were called, and how often each step was undone before.
     intents: dict[str, Intent]
     undone: dict[str, int]
@@ -203,15 +201,11 @@ class JournalIndex(NamedTuple):
             void = void_cancellations(sorted(entries, key=attrgetter("seq")))
             kept = [entry for entry in kept if entry.seq not in void]
         return cls(
-            closes=[entry for entry in kept if entry.phase == "close"],
-            winners={entry.key: entry for entry in kept if entry.phase == "close" and entry.kind == "race"},
-            opened=_by_key(entry for entry in kept if entry.phase == "open"),
-            kinds={entry.key: entry.kind for entry in kept},
-            cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
+            entries=kept,
+            owed=_owed(entries, kept, owes_imported=owes_imported),
             intents=read_intents(kept),
             undone=count_undone(entries) if len(kept) < len(entries) else {},
             cancel_point=_find_cancel_point(kept),
-            **_owed(entries, kept, owes_imported=owes_imported),
         )
 
 
@@ -254,8 +248,8 @@ def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
     return None if cancel is None else msgspec.json.decode(cancel.payload, type=CancelPoint)
 
 
-def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> dict[str, Any]:
-    """Compute `owed` and `owed_after`.
+def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> set[int]:
+    """Return the seqs of the entries that unchanged code asks for.
 
     What came after a result that `retry` set aside is never owed, since the body goes another way without that result. What was
     imported from a snapshot, which may lack steps and have others, is owed only if the program asks for that.
@@ -263,26 +257,9 @@ def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -
     ordered = sorted(entries, key=attrgetter("seq"))
     drops = [(at, drop) for at, drop in enumerate(ordered) if drop.phase == "drop"]
     windows = [(_first_result(ordered[:at], drop), drop.seq) for at, drop in drops]
-    owed: dict[str, Entry] = {}
-    after: list[tuple[str, dict[str, Entry]]] = []
-    segment = owed
-    for entry in kept:
-        if entry.phase == "cancel" and not entry.ok:
-            segment = {}
-            after.append((entry.key, segment))
-        elif entry.phase == "close" and entry.kind != "cancel" and (owes_imported or (entry.epoch and entry.kind != "foreign")):
-            if windows and _is_within(entry, windows):
-                continue
-            segment[entry.key] = entry
-    return {"owed": owed, "owed_after": after}
+    own = (entry for entry in kept if owes_imported or (entry.epoch and entry.kind != "foreign"))
+    return {entry.seq for entry in own if not (windows and _is_within(entry, windows))}
 
 
 def _is_within(entry: Entry, windows: list[tuple[int, int]]) -> bool:
     return any(first < entry.seq < last for first, last in windows)
-
-
-def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    grouped: dict[str, list[Entry]] = {}
-    for entry in entries:
-        grouped.setdefault(entry.key, []).append(entry)
-    return grouped

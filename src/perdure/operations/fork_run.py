@@ -43,6 +43,7 @@ _WAITS: Final[Mapping[Kind, type[OpenWait]]] = {
     "sleep": OpenWait,
     "signal": OpenWait,
     "timeout": OpenWait,
+    "timer": OpenWait,
     "approval": OpenApproval,
 }
 

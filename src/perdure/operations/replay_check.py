@@ -2,8 +2,8 @@
 
 A `ReplayCheck` is a drive without a store that must stop before it has started. Recorded results reach the body as in every
 replay, and misfits are found by the same code. Since the run never goes live, no step function is called, no timer or signal is
-taken and no cache is asked; entries that a replay appends (the winner of a race, a patch) stay in memory. When the run would go
-live, the verdict is known and the body is unloaded. Code of the body between ctx calls runs, as in every replay.
+taken and no cache is asked. When the run would go live, the verdict is known and the body is unloaded. Code of the body between
+ctx calls runs, as in every replay.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayCheck(Drive):
     """The check of one run."""
 
-    __slots__ = ("_timer", "_unfinished", "_warnings")
-
     def __init__(
         self,
         body: Callable[[Drive], Coroutine[Any, Any, Any]],
@@ -75,10 +73,7 @@ class ReplayCheck(Drive):
         # As in a drive that has a store.
         self.is_strict = options.strict is not False
         self.compares_arguments = options.on_changed_arguments != "ignore"
-        self.results.stays_in_replay = True
-        self.results.is_live = False
-        # No step starts, and as soon as `drive` looks it gives the run back.
-        self.must_stop = True
+        self.is_check = True
         self._warnings: list[str] = []
         # Why there is no verdict: the body took too long.
         self._unfinished: str | None = None
@@ -99,8 +94,9 @@ class ReplayCheck(Drive):
         if isinstance(outcome, Err) and self._is_of_body(outcome):
             text = traceback.format_exception_only(outcome.error)[0].strip()  # also of an error that cannot be printed
             return self._judge("stops", f"the body raises an error of its own, and the run would fail: {text}", outcome.error)
-        if isinstance(outcome, Suspended) and self.calls.owed.missing and not self.run.cancel_requested:
-            self._warnings.append(_not_asked_for(list(self.calls.owed.missing)))
+        missing = self.calls.cursor.missing_keys()
+        if isinstance(outcome, Suspended) and missing and not self.run.cancel_requested:
+            self._warnings.append(_not_asked_for(missing))
         return self._judge("warns" if self._warnings else "fits")
 
     def warn_or_raise(self, choice: OnChange, error: PerdureError, what: str) -> None:  # noqa: ARG002 - it keeps them for the verdict
@@ -117,26 +113,55 @@ class ReplayCheck(Drive):
             "match; define it at module level under this name, in a module that this process imports"
         )
 
-    def _went_live(self) -> None:
+    def _go_on_live(self, *, is_spinning: bool) -> bool:
         """The journal is used up. A body that waits for nothing of ours is busy with something of its own: it goes on."""
-        if self.is_closed or self.calls.take_patches() or not self.tasks.ours:
-            return
-        self._attend()
+        if self.calls.cursor.missing and (timers := self.body.timers):  # it goes on when they fire
+            self.body.fire(min(timers.values(), key=lambda timer: timer.at))
+            return True
+        error = None if self.cancellation.is_next else self.calls.find_divergence()
+        if error is not None:
+            missing = min(self.calls.cursor.missing.values(), key=lambda entry: entry.seq)
+            if not self._patience.has(missing, is_spinning=is_spinning):
+                self._stop_misfit(error)
+            return False
+        if self._take_patch():
+            return True
+        if self.calls.cursor.asked or self.body.timers:
+            self.must_stop = True
+            self._attend()
+        return False
+
+    def _take_patch(self) -> bool:
+        """Let a call of `ctx.patched` have the new code, without a record."""
+        for call in self.calls.cursor.asked.values():
+            if call.kind == "patch":
+                self.calls.cursor.withdraw(call)
+                call.tell(is_new=True)
+                return True
+        return False
 
     def _stop_misfit(self, error: PerdureError) -> None:
-        self._give_up(error)
+        self.fail(error)
 
     def _watch(self, patience: float, before: tuple[int, int] | None = None) -> None:
         """End the check if no recorded result was asked for or delivered since the last look."""
-        left = len(self.calls.owed.unasked), len(self.results.queue)
+        left = self.calls.cursor.calls_made, len(self.calls.cursor.entries)
         if left != before:
-            self._timer = self._loop.call_later(patience, self._watch, patience, left)
+            self._timer = self.loop.call_later(patience, self._watch, patience, left)
         elif not self.is_closed:
-            divergence = self._find_divergence()
+            divergence = self._foreseen_divergence()
             self._unfinished = f"its body was busy with something of its own for {patience:g} s"
             if divergence is not None:
                 self._unfinished += f"; if it stays like this: {divergence}"
+            self.must_stop = True
             self._attend()
+
+    def _foreseen_divergence(self) -> PerdureError | None:
+        """Return the error with which the run stops if its body asks for nothing more."""
+        cursor = self.calls.cursor
+        while (found := cursor.look()).what == "unasked":
+            cursor.pass_over()
+        return self.calls.find_divergence() if found.call is None else None
 
     def _is_of_body(self, failed: Err[Any]) -> bool:
         """Whether an exception of the body's own code ended it, and none that is recorded."""

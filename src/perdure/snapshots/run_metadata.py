@@ -130,7 +130,7 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
         A step that may have done something, and was not undone, keeps its intent, with the key that it was called with. Of the
         keys in `undone`, each that is no compensation was undone once more.
         """
-        limits = {line.key for line in self.journal.values() if line.kind == "timeout"}
+        limits = {line.key for line in self.journal.values() if line.kind in ("timeout", "timer")}
         limits -= {line.key for line in self.journal.values() if line.phase != "open"}
         again = (key for key in undone if not key.startswith(COMPENSATION_PREFIX))
         gone = limits | set(left_out)

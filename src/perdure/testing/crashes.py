@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
-from perdure.ctx_calls.steps import StepCall
+from perdure.ctx_calls.step_calls import StepCall
 from perdure.definition import Workflow
 from perdure.errors import LeaseLost, PerdureError, StoreClosed
 from perdure.model.durations import instant

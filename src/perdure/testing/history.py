@@ -8,7 +8,7 @@ sleep settle 1h                         a sleep that is over; `sleeps settle 1h`
 signal review                           a signal that came; `waits for signal review` is one that did not yet
 signal review timed out
 timeout review                          a `ctx.timeout` that cut off its block
-race race                               other records: their kind and key
+patch patched:new                       other records: their kind and key
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.ctx_calls.steps import StepCall
+from perdure.ctx_calls.step_calls import StepCall
 
 _NOTHING: Final[Any] = object()
 

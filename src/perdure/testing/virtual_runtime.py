@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from perdure import stores
-from perdure.ctx_calls.steps import StepCall
+from perdure.ctx_calls.step_calls import StepCall
 from perdure.definition import Workflow
 from perdure.model.durations import MICROSECOND, Duration, instant, microseconds, moment
 from perdure.model.records import UNFINISHED, Awaited, RunInfo

@@ -166,7 +166,7 @@ class ChildrenWithoutWorker(StoredChildren):
                 self._wake_at[run_id] = instant(outcome.wake_at)
         if self._parent is not None and not self._parent.is_closed:
             self._parent.look_at_inbox()
-            self._parent.results.look_soon()
+            self._parent.body.schedule()
 
 
 class ChildrenInMemory:

@@ -65,7 +65,7 @@ def compensated_keys(entries: Sequence[Entry]) -> set[str]:
 
 def _open_limits(entries: list[Entry]) -> set[str]:
     """Return the keys of time limits that have not passed: what is done again within them needs the time again."""
-    limits = [entry for entry in entries if entry.kind == "timeout"]
+    limits = [entry for entry in entries if entry.kind in ("timeout", "timer")]
     return {entry.key for entry in limits} - {entry.key for entry in limits if entry.phase != "open"}
 
 

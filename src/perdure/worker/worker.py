@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.store_watch import POLL_SECONDS
-from perdure.engine.endings import give_up_left_tasks
+from perdure.body.leaving import give_up_left_tasks
 from perdure.engine.heartbeat import describe_blockage
 from perdure.errors import LeaseLost, NotUndone, PerdureError, name_step
 from perdure.model.clock import elapsed

@@ -1,4 +1,6 @@
-"""Running a step: recorded result or live attempts, with retry, time-out and the at-most-once promise.
+"""Steps: the recorded result, or live attempts with retry, time-out and the at-most-once promise.
+
+The function of a step runs in a task of the host, outside the body, in a copy of the context of the task that called it.
 
 A plain step is one record: its result. A step that is tried again records, before each pause, which attempt comes next and
 when: neither the count nor the pause starts over after a crash. A step that must not run twice, or that has a compensation,
@@ -12,15 +14,18 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
 from perdure import events
+from perdure.aio.own_tasks import current
 from perdure.aio.threads import ThreadsClosed
+from perdure.body.calls import UNRECORDED, Call, cancel_again
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.failures import line_of
@@ -29,7 +34,7 @@ from perdure.codec.rebuilt_errors import RebuildReport
 from perdure.codec.shapes import error_text
 from perdure.ctx_calls.error_reports import tell_of_losses
 from perdure.engine.drive import Drive
-from perdure.engine.keyed_calls import CtxCall
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
@@ -54,7 +59,7 @@ from perdure.model.logs import log, run_fields
 from perdure.model.own_names import compensation_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
-from perdure.stepspec import StepInfo, StepPlan, await_in, current, current_step, mark_cancelled
+from perdure.stepspec import StepInfo, StepPlan, current_step, mark_cancelled
 
 _OUTCOMES: Final = (Ok, Err)
 # In place of an error's class, of a step that was to run at most once and has no result.
@@ -78,7 +83,7 @@ class StepCall(msgspec.Struct, frozen=True):
 
 
 class AttemptResult(msgspec.Struct):
-    """What an attempt came to: the entry's fields, and what the body gets for them."""
+    """What a step came to: the entry's fields, and what the body gets for them."""
 
     ok: bool
     payload: bytes
@@ -87,73 +92,273 @@ class AttemptResult(msgspec.Struct):
     # Whether it is the step's outcome, which other runs may share.
     is_final: bool = True
     started_at: int = 0
+    attempt: int = 1
+    # Writes the entry, in place of the recorder's `append`.
+    write: Callable[..., Entry] | None = None
 
 
-async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) -> Any:
-    """The step's value, recorded or fresh; raises what it raised."""
-    if step.caching is not None and not is_first_use:
-        return await _run_cached(drive, step)
+class NotRecorded(Exception):
+    """The call gets this error, and nothing is recorded of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+async def run_step(drive: Drive, step: StepCall) -> Any:
+    """Return the step's value, recorded or fresh; raise what it raised."""
     calls = drive.calls
     if calls.is_refusing:
         await calls.admitted()
-    call = calls.begin(step.key, "step")
-    # Now, since the body may change what it passed while the call waits.
-    args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
-    results = drive.results
-    entry = results.take() if results.queue and results.is_next(step.key) and not call.was_cancelled else None
-    if entry is None:
-        with call:
-            if not calls.may_go_ahead(call):
-                entry = await calls.turn(call)
-            if entry is None:
-                return await (step.attempts or Attempts)(drive, call, step, args_hash).run()
-    if drive.cached_keys.uses:
-        drive.cached_keys.note_result(entry)
-    if drive.publisher.subscribers:
-        await drive.publisher.publish_replayed_step(step, entry)
-    return replay_step(drive, step.key, step.plan, entry, args_hash)
+    if step.caching is not None:
+        return await _run_shared(drive, step)
+    calls.use(step.key, "step")
+    call = CalledStep(drive, step)
+    if drive.records_nothing and step.plan.is_bare and step.plan.retry.attempts == 1:
+        return await _call_directly(drive, call)
+    await calls.ask(call)
+    return call.result()
 
 
-async def _run_cached(drive: Drive, step: StepCall) -> Any:
+async def _call_directly(drive: Drive, call: CalledStep) -> Any:
+    """Call the function in the task of the body, for a run of which nothing is recorded: there is no order to keep.
+
+    A step without a store costs half as much as in a task of its own.
+    """
+    attempt, step, context = Attempts(drive, call), call.step, call.new_context()
+    info = StepInfo(drive.run.id, call.key, 1, drive.idempotency_keys.of(call.key, step.names), None, False, drive.reference)
+    context.run(current.set, info)
+    task = asyncio.current_task()
+    requests = 0 if task is None else task.cancelling()
+    try:
+        value = await _await_in(context, context.run(step.fn, *step.args))
+    except (Exception, BaseExceptionGroup, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything
+        if isinstance(raised, asyncio.CancelledError):
+            drive.calls.free(call.key)
+        call.outcome = None, attempt.fail(raised)
+    else:
+        result = attempt.succeed(value)
+        call.outcome = result.value, result.error
+        if task is not None and task.cancelling() > requests:  # the function has ended all the same
+            asyncio.get_running_loop().call_soon(cancel_again, task, ())
+    drive.note_time()
+    if (error := call.outcome[1]) is not None:
+        drive.calls.raised(call.key, error)
+    del error  # its traceback refers to this frame
+    return call.result()
+
+
+@types.coroutine
+def _await_in(context: contextvars.Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """Await this, with each of its turns in this context."""
+    coroutine: Any = awaitable if type(awaitable) is types.CoroutineType else _awaited(awaitable)
+    resume, value = coroutine.send, None
+    while True:
+        try:
+            waits_for = context.run(resume, value)
+        except StopIteration as ended:
+            return ended.value
+        try:
+            value, resume = (yield waits_for), coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - cancelled, or what the awaited future raised
+            value, resume = error, coroutine.throw
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+async def _run_shared(drive: Drive, step: StepCall) -> Any:
     """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
-    await drive.calls.admitted()
-    while (use := drive.cached_keys.uses.get(step.key)) is not None:
-        entry = await drive.cached_keys.same_as(step.key, use)
-        if entry.phase == "close":
-            args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
-            if have_changed(entry.args_hash, args_hash):  # by the same code, which may handle it
-                drive.warn_or_raise(
-                    drive.options.on_changed_arguments, changed_arguments(drive, step.key), f"arguments of {step.name}"
-                )
-            return load_result(drive, step.key, step.plan, entry)
-    with drive.cached_keys.first_use(step.key):
-        return await run_step(drive, step, is_first_use=True)
+    drive.calls.check_place(step.key)
+    while (first := drive.shared_calls.get(step.key)) is not None:
+        again = UsedAgain(first, CalledStep(drive, step))
+        if first.entry is None:
+            drive.calls.cursor.follow(first, again)
+            await drive.calls.ask(again)
+        entry = first.entry
+        if entry is not None and entry is not UNRECORDED and entry.phase == "close":
+            if have_changed(entry.args_hash, again.called.args_hash):  # by the same code, which may handle it
+                changed = changed_arguments(drive, step.key)
+                drive.warn_or_raise(drive.options.on_changed_arguments, changed, f"arguments of {step.name}")
+            value, error = load_result(drive, step.key, step.plan, entry)
+            if error is not None:
+                raise error
+            return value
+    drive.calls.use(step.key, "step")
+    call = drive.shared_calls[step.key] = CalledStep(drive, step)
+    try:
+        await drive.calls.ask(call)
+    finally:
+        is_recorded = call.entry is not None and call.entry.seq and call.entry.phase == "close"
+        if not is_recorded and drive.shared_calls.get(step.key) is call:
+            del drive.shared_calls[step.key]
+    return call.result()
 
 
-def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
-    """What a recorded step gives the body. With other arguments, it follows `on_changed_arguments`."""
+def replay_step(drive: Drive, entry: Entry, plan: StepPlan, args: tuple[Any, ...]) -> Any:
+    """Return what a recorded step gives the body, or raise its error, when its turn has come without waiting."""
+    args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
+    compare_arguments(drive, entry.key, entry, args_hash)
+    value, error = load_result(drive, entry.key, plan, entry)
+    if error is not None:
+        raise error
+    return value
+
+
+class UsedAgain(Call):
+    """A call whose key names a cached value, and was used before: it records nothing, and gets what the first use has got."""
+
+    __slots__ = ("called",)
+    is_wait = True
+
+    def __init__(self, first: Call, called: CalledStep) -> None:
+        super().__init__(f"{first.key}\0{id(self)}", "step")
+        self.called = called
+
+    def start(self) -> None:
+        """The first use does it."""
+
+    def deliver(self, entry: Entry) -> None:
+        super().deliver(entry if entry.phase == "close" else UNRECORDED)
+
+    def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
+        del entry  # each use loads the result by itself: errors are not shared
+        return None, None
+
+
+class CalledStep(Call):
+    """The call of a step."""
+
+    __slots__ = ("_attempts", "_drive", "_result", "_task", "args_hash", "step")
+
+    def __init__(self, drive: Drive, step: StepCall) -> None:
+        super().__init__(step.key, "step")
+        self.step = step
+        # Now, since the body may change what it passed while the call waits.
+        self.args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
+        self.context = contextvars.copy_context()
+        self._drive = drive
+        self._attempts: Attempts | None = None
+        self._task: asyncio.Task[AttemptResult] | None = None
+        # The entry that was recorded just now, and what it is made of.
+        self._result: tuple[Entry, AttemptResult] | None = None
+
+    def start(self) -> None:
+        drive, step = self._drive, self.step
+        if self._attempts is None:  # otherwise its transaction was rolled back after its result was recorded
+            self._attempts = (step.attempts or Attempts)(drive, self)
+        drive.at_work.add(self)
+        self._task = task = drive.body.run_first_turn(self._attempts.run(), self.new_context())
+        if task.done():
+            self.ended(task)
+        else:
+            drive.steps[task] = self
+            task.add_done_callback(self.ended, context=drive.body.context)
+
+    def new_context(self) -> contextvars.Context:
+        """Return a copy of the context of the task that called the step, outside the body."""
+        context = contextvars.copy_context() if self.context is None else self.context.copy()
+        context.run(current.set, None)
+        return context
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._drive.body.on_host(self._task.cancel)
+
+    def end_unstarted(self) -> None:
+        now = self._drive.clock.now()
+        self._drive.record(self, phase="cancel", ok=False, name=self.step.name, started_at=now, ended_at=now)
+
+    def ended(self, task: asyncio.Task[AttemptResult]) -> None:
+        """The step has come to an end, whatever it is: record it."""
+        drive = self._drive
+        if task is not self._task:
+            return
+        self._task = None
+        drive.at_work.discard(self)
+        drive.steps.pop(task, None)
+        if drive.must_not_record or not drive.calls.is_asked(self):
+            if not task.cancelled():
+                task.exception()
+        elif task.cancelled() and not self.is_cancelled:
+            drive.note_cancelled_from_outside(name_step(self.key))
+        elif task.cancelled():
+            self.end_unstarted()
+        elif (failure := task.exception()) is None:
+            result = task.result()
+            self._result = self._record(result), result
+        elif isinstance(failure, NotRecorded):
+            drive.calls.free(self.key)  # another use of the key gets the same error
+            drive.calls.give_unrecorded(self, failure.error)
+        elif isinstance(failure, Exception | SystemExit | KeyboardInterrupt):
+            drive.fail(failure)
+        else:  # what is no exception ends the function, and is not recorded as a result
+            drive.calls.give_unrecorded(self, failure)
+
+    def _record(self, result: AttemptResult) -> Entry:
+        drive, step = self._drive, self.step
+        if drive.streams is not None:  # whose readers are told how each step has ended
+            drive.streams.note_end(self.key, result.attempt if result.ok else 0)
+        return drive.record(
+            self,
+            write=result.write,
+            ok=result.ok,
+            name=step.name,
+            payload=result.payload,
+            attempt=result.attempt,
+            args_hash=self.args_hash,
+            started_at=result.started_at,
+            ended_at=drive.clock.now(),
+        )
+
+    def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
+        if self._result is not None and self._result[0] is entry:
+            _, result = self._result
+            if result.error is not None:
+                self._drive.calls.raised(self.key, result.error)
+            return result.value, result.error
+        if self._result is None and entry.phase == "close":
+            compare_arguments(self._drive, self.key, entry, self.args_hash)
+        return load_result(self._drive, self.key, self.step.plan, entry)
+
+    def deliver(self, entry: Entry) -> None:
+        self._attempts = None  # which refers to this
+        super().deliver(entry)
+
+    def dropped(self) -> None:
+        self._attempts = None
+
+    def publish(self, publisher: EventPublisher, entry: Entry) -> None:
+        publisher.publish_result(self, entry, self.step.name, self.step.plan.returns)
+
+
+def compare_arguments(drive: Drive, key: str, entry: Entry, args_hash: bytes | None) -> None:
+    """React if a recorded step was called with other arguments, as `on_changed_arguments` says."""
     if entry.args_hash != args_hash and have_changed(entry.args_hash, args_hash):
         drive.react(drive.options.on_changed_arguments, changed_arguments(drive, key), f"arguments of {entry.name}")
-    return load_result(drive, key, plan, entry)
 
 
-def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> Any:
-    """The recorded value, or the recorded error raised."""
+def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> tuple[Any, Exception | None]:
+    """Return the recorded value, or the recorded error."""
     try:
         if entry.ok:
-            return load_value(drive.codec, entry, plan.returns)
+            return load_value(drive.codec, entry, plan.returns), None
         error = rebuild_error(drive, key, plan, entry)
     except (ValueError, msgspec.MsgspecError) as reason:
         drive.corrupt(f"the record of {name_step(key)}", reason)
     drive.calls.raised(key, error)
-    raise error
+    return None, error
 
 
 def rebuild_error(drive: Drive, key: str, plan: StepPlan, failed: Entry) -> Exception:
     """Return a new instance of the error that this entry records. Raises ValueError."""
     report = RebuildReport()
     error = load_error_of(drive.codec, failed, key, plan.fails_with, (plan.module, drive.module), report)
-    if not drive.results.stays_in_replay:  # a check tells in its own way
+    if not drive.is_check:  # which tells in its own way
         tell_of_losses(drive.run, key, report)
     if report.gone:
         drive.note_gone(failed, report.gone)
@@ -166,67 +371,32 @@ def changed_arguments(drive: Drive, key: str, by: str = "") -> StepChanged:
 
 
 class Attempts(msgspec.Struct):
-    """The live attempts of one step."""
+    """The live attempts of one step, in a task of the host."""
 
     _drive: Drive
-    _call: CtxCall
-    _step: StepCall
-    _args_hash: bytes | None
+    _call: CalledStep
     _attempt: int = 1
+    # Whether no attempt was made here: the context is as it was when the step was called.
+    _is_first: bool = True
     # A plain function that timed out and still runs in its thread, or in its executor.
     _lingering: asyncio.Future[Any] | None = None
     # Where the function is called, if not in a thread of ours.
     _executor: Executor | None = None
 
-    async def run(self) -> Any:
-        drive, step = self._drive, self._step
-        drive.results.begin_work()
-        try:
-            result = await (self._until_done() if step.caching is None else self._cached(step.caching))
-        except asyncio.CancelledError:
-            await self._call.wait_to_leave()
-            raise
-        finally:
-            drive.results.running -= 1
-        entry = self._append(result)
-        if not drive.results.reaches_body_at_once(entry):
-            delivered = await drive.calls.wait_for_delivery(self._call, entry)
-            if delivered is not entry:  # the store cannot hold the result, or its transaction was rolled back
-                if delivered.phase == "open":
-                    return await self._run_again(delivered)
-                entry = delivered
-                result = AttemptResult(False, entry.payload, error=self._rebuild(entry.payload))
-        if drive.cached_keys.uses:
-            drive.cached_keys.note_result(entry)
-        if drive.publisher.subscribers:
-            self._call.left()
-            await drive.publisher.publish_step_result(step, entry, result.error)
-        if result.error is not None:
-            drive.calls.raised(step.key, result.error)
-            raise result.error
-        return result.value
+    @property
+    def _step(self) -> StepCall:
+        return self._call.step
 
-    async def _run_again(self, opened: Entry) -> Any:
-        """The value of another attempt: the transaction of this one was rolled back after its result was appended."""
-        self._drive.calls.withdraw_result(opened)
-        self._call.withdraw()
-        return await self.run()
+    @property
+    def _args_hash(self) -> bytes | None:
+        return self._call.args_hash
 
-    def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
-        """The entry of the result, on its way to the store: by the recorder's `append`, or by `write`."""
-        drive, step = self._drive, self._step
-        if drive.streams is not None:  # whose readers are told how each step has ended
-            drive.streams.note_end(step.key, self._attempt if result.ok else 0)
-        return (write or drive.recorder.append)(
-            step.key,
-            step.name,
-            ok=result.ok,
-            payload=result.payload,
-            attempt=self._attempt,
-            args_hash=self._args_hash,
-            started_at=result.started_at,
-            ended_at=drive.clock.now(),
-        )
+    async def run(self) -> AttemptResult:
+        """Return what the step came to."""
+        caching = self._step.caching
+        result = await (self._until_done() if caching is None else self._cached(caching))
+        result.attempt = self._attempt
+        return result
 
     async def _cached(self, caching: StepCaching) -> AttemptResult:
         """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
@@ -258,9 +428,8 @@ class Attempts(msgspec.Struct):
             error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
                 self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error, f"arguments of {self._step.name}")
-            except Exception:
-                self._call.free()  # nothing is recorded, so another use of the key gets the same error
-                raise
+            except Exception as refusal:
+                raise NotRecorded(refusal) from refusal
         return cached
 
     def _from_cache(self, cached: Cached) -> AttemptResult | None:
@@ -287,11 +456,10 @@ class Attempts(msgspec.Struct):
 
     async def _until_done(self) -> AttemptResult:
         drive, step = self._drive, self._step
-        opened = drive.calls.opened.get(step.key)
-        if opened and (unknown := await self._resume_after(opened[-1])) is not None:
-            unknown.started_at = opened[-1].started_at
+        opened = drive.calls.cursor.openings.get(step.key)
+        if opened is not None and (unknown := await self._resume_after(opened)) is not None:
+            unknown.started_at = opened.started_at
             return unknown
-        replace_step = drive.settings.replace_step
         undoes = step.undoes
         idempotency_key = drive.idempotency_keys.of(step.key, step.names) if undoes is None else key_of_undoing(undoes)
         while True:
@@ -299,32 +467,45 @@ class Attempts(msgspec.Struct):
                 await drive.may_start()
             if drive.publisher.subscribers:
                 await self._publish_start()
-            step = self._step if replace_step is None else replace_step(self._step)
-            self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
             started_at = drive.clock.now()
-            try:
-                # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
-                # it sets reach the body neither on the first run nor on a replay.
-                context = contextvars.copy_context()
-                info = StepInfo(drive.run.id, step.key, self._attempt, idempotency_key, undoes, False, drive.reference)
-                context.run(current.set, info)
-                drive.executing[step.key] = started_at
-                try:
-                    called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called(step)
-                    value = await await_in(context, called)
-                finally:
-                    del drive.executing[step.key]
-                    if drive.must_stop:
-                        drive.look_whether_drained()
-            except (KeyboardInterrupt, SystemExit) as interrupt:
-                drive.stop_at_exit(interrupt, name_step(step.key))
-            except (Exception, asyncio.CancelledError, BaseExceptionGroup) as raised:  # noqa: BLE001 - a step may raise anything
-                result = await self._after(raised)
-            else:
-                result = self._succeeded(value)
+            result = await self._attempt_once(idempotency_key, started_at)
             if result is not None:
                 result.started_at = started_at
                 return result
+
+    async def _attempt_once(self, idempotency_key: str, started_at: int) -> AttemptResult | None:
+        """Call the function once; None if it failed, and the time for the next attempt has come."""
+        drive, replace_step = self._drive, self._drive.settings.replace_step
+        step = self._step if replace_step is None else replace_step(self._step)
+        self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
+        info = StepInfo(drive.run.id, step.key, self._attempt, idempotency_key, step.undoes, False, drive.reference)
+        token = current.set(info)
+        drive.executing[step.key] = started_at
+        try:
+            work = step.fn(*step.args) if step.plan.is_bare else self._called(step)
+            value = await (work if self._is_first else self._in_new_context(work))
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            drive.stop_at_exit(interrupt, name_step(step.key))
+        except (Exception, asyncio.CancelledError, BaseExceptionGroup) as raised:  # noqa: BLE001 - a step may raise anything
+            error = raised
+        else:
+            return self._succeeded(value)
+        finally:
+            current.reset(token)
+            del drive.executing[step.key]
+            self._is_first = False
+            if drive.must_stop:
+                drive.look_whether_drained()
+        try:
+            return await self._after(error)
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _in_new_context(self, work: Awaitable[Any]) -> Awaitable[Any]:
+        """Run another attempt without what the one before has set in its context."""
+        context = self._call.new_context()
+        context.run(current.set, current.get())
+        return context.run(asyncio.ensure_future, work)
 
     def _find_executor(self, executor: Executor | str) -> Executor:
         """The executor that is meant. If none has this name here, the run does not fit this process; it may fit another."""
@@ -394,7 +575,7 @@ class Attempts(msgspec.Struct):
         if isinstance(raised, Exception):
             return raised
         task = asyncio.current_task()
-        if task is None or task.cancelling() or self._drive.calls.closed is not None:
+        if task is None or task.cancelling() or self._drive.must_not_record:
             raise raised if isinstance(raised, asyncio.CancelledError) else asyncio.CancelledError from raised
         if isinstance(raised, BaseExceptionGroup):
             return exception_group(raised, self._step.key)
@@ -408,6 +589,15 @@ class Attempts(msgspec.Struct):
             "with at_most_once=True it is not run again, so find out what it did",
         )
         return self._failed(error, is_final=False)
+
+    def fail(self, raised: BaseException) -> Exception:
+        """Return what the call raises for this. Raises CancelledError if the call was cancelled."""
+        result = self._failed(self._as_exception(raised))
+        return result.error or StepFailed(self._step.key, type(raised).__name__, str(raised))
+
+    def succeed(self, value: Any) -> AttemptResult:
+        """Return what the call gets for this value."""
+        return self._succeeded(value)
 
     def _succeeded(self, value: Any) -> AttemptResult:
         codec, step = self._drive.codec, self._step
@@ -449,8 +639,8 @@ class Attempts(msgspec.Struct):
             started_at=now,
             ended_at=now,
         )
-        # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
-        self._drive.calls.opened[self._step.key] = [entry]
+        # For a later call too: this one may be cancelled and its key used again.
+        self._drive.calls.cursor.openings[self._step.key] = entry
         return entry
 
     async def _pause(self, error: Exception) -> None:
@@ -471,7 +661,7 @@ class Attempts(msgspec.Struct):
     async def _resume_after(self, opened: Entry) -> AttemptResult | None:
         """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
         drive, undoing = self._drive, compensation_key(self._step.key)
-        if drive.calls.is_known(undoing):  # it was undone, or is about to be
+        if drive.calls.cursor.is_known(undoing):  # it was undone, or is about to be
             drive.misfit(RunDiverged(drive.run.id, self._step.key, [undoing]))
         try:
             next_try = msgspec.json.decode(opened.payload, type=StepOpening)
@@ -489,18 +679,25 @@ class Attempts(msgspec.Struct):
 
     async def _wait_until(self, at: int, seq: int) -> None:
         """Pause; unless a thread of ours still runs, the run may leave memory meanwhile."""
-        drive, call = self._drive, self._call
-        future = call.park()
-        wait = Wait(seq, at, on_due=lambda: None if future.done() else future.set_result(None))
-        may_unload = self._lingering is None or self._lingering.done()
-        drive.results.running -= may_unload
+        drive = self._drive
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on(_: object) -> None:
+            drive.at_work.add(self._call)  # now: the run must not leave memory before this goes on
+            if not over.done():
+                over.set_result(None)
+
+        wait = Wait(seq, at, go_on, is_immediate=True)
+        may_leave = self._lingering is None or self._lingering.done()
+        if may_leave:
+            drive.at_work.discard(self._call)
+        drive.waits.add(wait)
+        drive.body.schedule()
         try:
-            drive.waits.add(wait)
-            drive.results.note_call()
-            await drive.calls.parked(call, future)
+            await over
         finally:
-            drive.results.running += may_unload
             drive.waits.remove(wait)
+            drive.at_work.add(self._call)
 
     async def _called(self, step: StepCall) -> Any:
         """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""

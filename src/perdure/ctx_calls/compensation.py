@@ -9,21 +9,22 @@ functions.
 If the function does not reach such a step any more, because the code has changed, nothing is undone and the run does not end: it
 does not fit its code. Otherwise an effect would stay behind that nobody knows of.
 
-All of this runs in its own task, since the function may refuse to end when it is cancelled. From then on only that task may use
-ctx. A run that leaves memory is not closed: it is resumed later.
+All of this runs outside the body, whose tasks have been ended before. It waits for entries of the journal as calls of the body
+do: while it does something by itself (`Drive.at_work`) none is delivered. A run that leaves memory is not closed: it is resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.body.calls import Call
 from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_open_child, read_outcome
-from perdure.ctx_calls.steps import StepCall, run_step
-from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
+from perdure.ctx_calls.step_calls import CalledStep, StepCall
 from perdure.engine.drive import Drive
 from perdure.errors import COMPENSATION_PREFIX, CompensationFailed, NotUndone, PersistenceError, RunCancelled, RunDiverged
 from perdure.model.journal import Entry
@@ -31,9 +32,6 @@ from perdure.result import Err
 from perdure.snapshots.effects import Effect, effects_in
 from perdure.snapshots.step_results import load_value
 from perdure.stepspec import parameter_type, spec_of
-
-# How long tasks that the function left behind may take to end before compensations begin.
-_LEFTOVER_SECONDS: Final = 5.0
 
 
 class _Undoing(NamedTuple):
@@ -48,8 +46,16 @@ class Closing:
     """The calls of one drive that have a compensation, its children, and what is done with them in the end."""
 
     def __init__(self, drive: Drive) -> None:
-        self._drive = drive
+        # Weak: the drive refers to this.
+        self._drive_ref = weakref.ref(drive)
         self._calls: dict[str, StepCall | ChildCall] = {}
+
+    @property
+    def _drive(self) -> Drive:
+        drive = self._drive_ref()
+        if drive is None:
+            raise RuntimeError("the drive is over")
+        return drive
 
     def add(self, call: StepCall | ChildCall) -> None:
         """Note that the function makes this call, which has a compensation."""
@@ -57,8 +63,7 @@ class Closing:
 
     def is_needed(self, result: Any) -> bool:
         """Return whether there is something to do before the run ends with this result."""
-        has_children = self._drive.children.started or self._drive.calls.opened
-        if has_children and not are_over(self._drive):
+        if not are_over(self._drive):
             return True
         if self._must_undo(result):
             return bool(self._effects())
@@ -71,13 +76,15 @@ class Closing:
 
     def _must_undo(self, result: Any) -> bool:
         # By `type`, since a value may answer anything when it is looked at.
-        return self._drive.undoes and (self._drive.calls.is_cancelling or issubclass(type(result), Err))
+        return self._drive.undoes and (self._is_cancelled or issubclass(type(result), Err))
 
-    async def close(self, own: BodyTask, result: Any) -> Any:
+    @property
+    def _is_cancelled(self) -> bool:
+        return self._drive.cancellation.is_delivered
+
+    async def close(self, result: Any) -> Any:
         """End children and compensate. Return the run's result: the function's, a child's error or `CompensationFailed`."""
-        # First, so that no call of theirs waits for the end of a child that is waited for here.
-        await _end_leftovers(self._drive, own)
-        failed_child = await end_children(self._drive, must_cancel=isinstance(result, Err) or self._drive.calls.is_cancelling)
+        failed_child = await end_children(self._drive, self, must_cancel=isinstance(result, Err) or self._is_cancelled)
         if failed_child is not None:
             result = Err(failed_child)
         if not self._must_undo(result):
@@ -93,7 +100,7 @@ class Closing:
         if not failures:
             return result
         failed = CompensationFailed(self._drive.run.id, [f"{key}: {error!r}" for key, error in failures.items()])
-        if self._drive.calls.is_cancelling:
+        if self._is_cancelled:
             failed.__cause__ = RunCancelled(self._drive.run.id)
         elif isinstance(result, Err) and isinstance(result.error, BaseException):
             failed.__cause__ = result.error
@@ -110,7 +117,7 @@ class Closing:
             if effect.opened.kind == "step" and effect.result is None and not effect.is_set_aside and not effect.is_undone
             if not calls.was_called(effect.key) and effect.key not in calls.retired and effect.name not in calls.retired
         ]
-        return [*(key for key in calls.kinds if key.startswith(COMPENSATION_PREFIX)), *in_doubt]
+        return [*(key for key in calls.cursor.kinds if key.startswith(COMPENSATION_PREFIX)), *in_doubt]
 
     def _effects(self) -> list[Effect]:
         try:
@@ -177,7 +184,45 @@ class Closing:
             msgspec.structs.replace(spec_of(fn).plan, is_bare=False),  # it records an intent: what is being undone is known
             undoes=undoes,
         )
-        await run_step(drive, step)
+        drive.calls.use(step.key, "step")
+        call = CalledStep(drive, step)
+        drive.calls.cursor.ask(call)
+        await self.wait_for(call)
+        call.result()
+
+    async def wait_for(self, call: Call) -> None:
+        """Return when the entry of this call is delivered."""
+        await self.wait_for_any([call])
+
+    async def wait_for_any(self, calls: Sequence[Call]) -> None:
+        """Return when the entry of one more of these calls is delivered. The run may leave memory meanwhile."""
+        waiting = [call for call in calls if call.entry is None]
+        if not waiting:
+            return
+        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for call in waiting:
+            call.waiters.append(delivered)
+        self._drive.at_work.discard(self)
+        self._drive.body.schedule()
+        try:
+            await delivered
+        finally:
+            self._drive.at_work.add(self)
+
+    async def wait_on_host(self, future: asyncio.Future[Any]) -> None:
+        """Return when this is done, which is no entry of the journal."""
+        if future.done():
+            return
+        self._drive.at_work.discard(self)
+        self._drive.body.schedule()
+        try:
+            await asyncio.wait([future])
+        finally:
+            self._drive.at_work.add(self)
+
+    def forget(self) -> None:
+        """Drop the references to calls and functions, so that the drive is freed without the garbage collector."""
+        self._calls.clear()
 
     def _load(self, close: Entry, hint: Any) -> Any:
         try:
@@ -195,16 +240,3 @@ def closing_of(drive: Drive) -> Closing:
 
 async def _was_called(_: object) -> None:
     """Stand for a compensation that this code does not have any more, and that has succeeded."""
-
-
-async def _end_leftovers(drive: Drive, own: BodyTask) -> None:
-    """Cancel the tasks that the function left behind, and wait a while until they have ended. Their steps are in doubt then.
-
-    A child that `ctx.start_child` started is waited for by a task that ends with it.
-    """
-    alive = [branch for branch in drive.tasks.alive if branch is not own and not branch.outlives_function]
-    left = [branch.task for branch in alive if branch.task is not None]
-    for task in left:
-        cancel_by_ctx(task)
-    if left:
-        await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)

@@ -1,0 +1,366 @@
+"""What comes next in the journal, and which call of the body gets it. A state machine without asyncio.
+
+A body is a function of its input and of the entries that were delivered to it, in their order. So an entry is delivered when it
+is the next one, the store has it, and a call of the body has asked for it: on the first run as on every replay. Entries that no
+body sees (what was begun, when a step is tried again) belong to the call that they are about.
+
+A call goes through four states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it; it *begins* at
+a rest at which nothing keeps calls back (live it starts, on a replay it is known to have started); and its entry is *delivered*.
+A call may be *withdrawn* before that.
+
+The next entry may be one that nobody asks for: the code has changed, or a task of the body is busy with I/O of its own and will
+ask later. The drive knows how long to wait for that. Then the entry is *passed over*: it stays known by its key, and is delivered
+if a call asks for it after all. If unchanged code would have asked for it, it is *missing*, and nothing new may begin: code that
+was changed might repeat an effect under another key.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from perdure.errors import COMPENSATION_PREFIX
+from perdure.model.journal import Entry, Kind
+
+# What the body is to be given at this rest: the entry for a call; a timer that has fired; the cancellation of the run. Or why
+# there is nothing: the store does not have the next entry yet; nobody has asked for it; the journal is used up.
+What: TypeAlias = Literal["deliver", "timer", "cancellation", "unacknowledged", "unasked", "used up"]
+
+
+class AskingCall:
+    """A call of the body, as far as the journal is concerned."""
+
+    __slots__ = ("has_begun", "is_cancelled", "is_settled", "is_withdrawn", "key", "kind", "opened")
+
+    def __init__(self, key: str, kind: Kind) -> None:
+        self.key = key
+        self.kind: Kind = kind
+        # What was recorded of it before its result.
+        self.opened: list[Entry] = []
+        self.is_settled = False
+        self.has_begun = False
+        self.is_withdrawn = False
+        # Whether the body has cancelled it, and waits for its end.
+        self.is_cancelled = False
+
+
+C = TypeVar("C", bound=AskingCall)
+
+
+class Next(NamedTuple, Generic[C]):
+    """What comes next."""
+
+    what: What
+    entry: Entry | None = None
+    call: C | None = None
+
+
+class JournalCursor(Generic[C]):
+    """The place in the journal of one run that its body has come to."""
+
+    def __init__(
+        self, entries: Iterable[Entry], *, has_store: bool = True, owed: Collection[int] = (), retired: Collection[str] = ()
+    ) -> None:
+        # Recorded and neither delivered nor passed over, in order.
+        self.entries = deque(entries)
+        # The highest seq that the store has. Without a store there is none to wait for.
+        self.acknowledged = sys.maxsize if not has_store else self.entries[-1].seq if self.entries else 0
+        # The calls that wait for an entry, by key, in the order in which they were made.
+        self.asked: dict[str, C] = {}
+        # Those that are not settled; that are, and have not begun; that have, and were not started.
+        self._unsettled: list[C] = []
+        self._settled: list[C] = []
+        self._begun: dict[C, None] = {}
+        # Calls that have begun and whose opening was not passed, by key.
+        self._unopened: dict[str, deque[C]] = {}
+        # How many calls of each key were withdrawn whose cancellation was not passed.
+        self._withdrawn: Counter[str] = Counter()
+        # The keys of calls that were withdrawn, begun or not: their results are not missing.
+        self._given_up: set[str] = set()
+        # Passed over, by key; and those of them that unchanged code asks for.
+        self._loose: dict[str, deque[Entry]] = {}
+        self.missing: dict[str, Entry] = {}
+        self._owed = owed
+        self._retired = retired
+        # The keys that have a result in the journal, and what each key stands for.
+        self.closed = {entry.key for entry in self.entries if entry.phase == "close"}
+        self.kinds: dict[str, Kind] = {entry.key: entry.kind for entry in self.entries}
+        self._dangling = _dangling(self.entries)
+        # Whether unchanged code asks for waits that were begun, too.
+        self.owes_waits = False
+        # What was last begun under each key.
+        self.openings: dict[str, Entry] = {}
+        # Calls that get what another one gets, after that, and those that are to get it next.
+        self._followers: dict[C, list[C]] = {}
+        self._following: deque[tuple[Entry, C]] = deque()
+        # The instant of the last entry that was delivered, and its seq; and how many calls the body has made.
+        self.last_at = 0
+        self.last_seq = 0
+        self.calls_made = 0
+
+    # What a call does.
+
+    def is_next(self, key: str) -> bool:
+        """Return whether the next entry is the result of this key, and no call waits for another one."""
+        entries = self.entries
+        if not entries or self.asked or self._unsettled:
+            return False
+        entry = entries[0]
+        return entry.key == key and entry.phase == "close" and entry.seq <= self.acknowledged and not self._loose
+
+    def take(self) -> Entry:
+        """Return the next entry: it is delivered."""
+        self.calls_made += 1
+        entry = self.entries.popleft()
+        self._note_delivery(entry)
+        return entry
+
+    def ask(self, call: C) -> None:
+        """A call of the body waits for the entry of its key."""
+        self.calls_made += 1
+        self.asked[call.key] = call
+        self._unsettled.append(call)
+        if self.missing:
+            self.missing.pop(call.key, None)
+
+    def follow(self, first: C, call: C) -> None:
+        """Let a call, which records nothing, have what the first one gets."""
+        self._followers.setdefault(first, []).append(call)
+
+    def release_followers(self, first: C) -> list[C]:
+        """Return the calls that followed this one, which gets nothing. They ask no more."""
+        followers = [each for each in self._followers.pop(first, ()) if not each.is_withdrawn]
+        for follower in followers:
+            self.withdraw(follower)
+        return followers
+
+    def withdraw(self, call: C) -> None:
+        """The call gives up. What is recorded of it later is passed over."""
+        if self.asked.get(call.key) is call:
+            del self.asked[call.key]
+        call.is_withdrawn = True
+        self._given_up.add(call.key)
+        if call.has_begun:
+            self._begun.pop(call, None)
+            self._withdrawn[call.key] += 1
+
+    # What happens at a rest.
+
+    def settle(self) -> None:
+        """The body rests: what was asked since the last rest is settled."""
+        for call in self._unsettled:
+            call.is_settled = True
+        self._settled += self._unsettled
+        self._unsettled.clear()
+
+    @property
+    def has_unstarted(self) -> bool:
+        """Whether a call was made that was not started."""
+        return bool(self._unsettled or self._settled or self._begun)
+
+    def begin(self) -> None:
+        """Nothing keeps calls back at this rest: those that are settled have begun."""
+        for call in self._settled:
+            if not call.is_withdrawn:
+                call.has_begun = True
+                self._begun[call] = None
+                if self.entries:
+                    self._unopened.setdefault(call.key, deque()).append(call)
+        self._settled.clear()
+
+    def take_begun(self) -> list[C]:
+        """Return the calls that are to be started now, in the order in which they were made.
+
+        While something is missing, those stay of which the journal knows nothing; always those that get what was passed over.
+        """
+        if not self._begun:
+            return []
+        starting = [call for call in self._begun if call.key not in self._loose and not (self.missing and self.is_new(call))]
+        for call in starting:
+            del self._begun[call]
+        return starting
+
+    def is_new(self, call: C) -> bool:
+        """Return whether the call may begin something of which the journal knows nothing. One that is cancelled only ends."""
+        return not call.opened and call.key not in self._loose and not call.is_cancelled
+
+    def new_call(self) -> C | None:
+        """Return the first call that is kept back because something is missing."""
+        return next((call for call in self._begun if self.is_new(call)), None)
+
+    def look(self) -> Next[C]:
+        """Return what comes next. `deliver` is taken by this; for the rest the drive calls `take_next` or `pass_over`."""
+        if self._following and (found := self._next_follower()) is not None:
+            return found
+        if self._loose and (found := self._asked_late()) is not None:
+            return found
+        entries, asked = self.entries, self.asked
+        while entries:
+            entry = entries[0]
+            if entry.seq > self.acknowledged:
+                return Next("unacknowledged", entry)
+            if entry.kind == "timer":
+                return Next("timer", entry)
+            if entry.kind == "cancel":
+                return Next("cancellation", entry)
+            if entry.phase == "open" or (entry.phase == "cancel" and entry.kind not in ("step", "child")):
+                if not (self._pass_opening(entry) if entry.phase == "open" else self._pass_withdrawal(entry)):
+                    return Next("unasked", entry)
+                entries.popleft()
+                continue
+            call = asked.get(entry.key)
+            if call is None or (entry.phase == "cancel" and not call.is_cancelled):
+                return Next("unasked", entry)
+            entries.popleft()
+            return self._deliver(entry, call)
+        return Next("used up")
+
+    def _next_follower(self) -> Next[C] | None:
+        while self._following:
+            entry, follower = self._following.popleft()
+            if not follower.is_withdrawn:
+                self.asked.pop(follower.key, None)
+                self._begun.pop(follower, None)
+                return Next("deliver", entry, follower)
+        return None
+
+    def take_next(self) -> int:
+        """The entry that `look` found, which belongs to no call, is delivered. Return the time of the body from now on."""
+        self._note_delivery(self.entries.popleft())
+        return self.last_at
+
+    def pass_over(self) -> Entry:
+        """Nobody asks for the entry that `look` found: go on with the next one."""
+        entry = self.entries.popleft()
+        if entry.phase == "close" and entry.kind not in ("timer", "cancel"):
+            self._loose.setdefault(entry.key, deque()).append(entry)
+            if self._is_owed(entry):
+                self.missing[entry.key] = entry
+        elif entry.phase == "open" and entry.kind != "timer":
+            self._loose.setdefault(entry.key, deque()).append(entry)
+            is_effect = entry.kind in ("step", "child") or self.owes_waits
+            if is_effect and entry.seq in self._dangling and self._is_owed(entry):
+                self.missing[entry.key] = entry
+        return entry
+
+    def _is_owed(self, entry: Entry) -> bool:
+        if entry.seq not in self._owed or entry.key in self._given_up:
+            return False
+        return entry.key not in self._retired and entry.name not in self._retired
+
+    def _pass_opening(self, opening: Entry) -> bool:
+        """Give what was begun to its call; False if there is none."""
+        waiting = self._unopened.get(opening.key)
+        call = waiting.popleft() if waiting else self.asked.get(opening.key)
+        if call is None:
+            return False
+        self._open(call, opening)
+        return True
+
+    def _pass_withdrawal(self, entry: Entry) -> bool:
+        """Pass an entry which says that a wait was given up; False if the body has not given it up."""
+        if not self._withdrawn[entry.key]:
+            return False
+        self._withdrawn[entry.key] -= 1
+        return True
+
+    def _open(self, call: C, opening: Entry) -> None:
+        call.opened.append(opening)
+        self.openings[opening.key] = opening
+
+    def _asked_late(self) -> Next[C] | None:
+        """Return the first entry that was passed over and is asked for now; openings go to their calls."""
+        for key in self.asked.keys() & self._loose.keys():
+            loose, call = self._loose[key], self.asked[key]
+            while loose and loose[0].phase == "open":
+                self._open(call, loose.popleft())
+            if not loose:
+                del self._loose[key]
+        late = self.asked.keys() & self._loose.keys()
+        if not late:
+            return None
+        key = min(late, key=lambda key: self._loose[key][0].seq)
+        entry = self._loose[key].popleft()
+        if not self._loose[key]:
+            del self._loose[key]
+        return self._deliver(entry, self.asked[key])
+
+    def _deliver(self, entry: Entry, call: C) -> Next[C]:
+        del self.asked[entry.key]
+        self._begun.pop(call, None)
+        waiting = self._unopened.get(entry.key)
+        if waiting and waiting[0] is call:
+            waiting.popleft()
+        if self._followers:
+            self._following.extend((entry, follower) for follower in self._followers.pop(call, ()))
+        self._note_delivery(entry)
+        return Next("deliver", entry, call)
+
+    def _note_delivery(self, entry: Entry) -> None:
+        self.last_at = max(self.last_at, entry.ended_at)
+        self.last_seq = max(self.last_seq, entry.seq)
+
+    # What the drive records.
+
+    def append(self, entry: Entry) -> None:
+        """An end of a call, a timer, or the cancellation of the run was recorded just now."""
+        self.entries.append(entry)
+        if entry.phase == "close":
+            self.closed.add(entry.key)
+        self.kinds.setdefault(entry.key, entry.kind)
+
+    def replace(self, entry: Entry) -> None:
+        """The store has another entry in the place of this one, which is no end if it is an opening."""
+        at = next((index for index, known in enumerate(self.entries) if known.seq == entry.seq), None)
+        if at is None:
+            return
+        if entry.phase == "close":
+            self.entries[at] = entry
+        else:
+            del self.entries[at]
+            self.closed.discard(entry.key)
+
+    # What may begin.
+
+    def is_recorded(self, key: str) -> bool:
+        """Return whether the journal has a result of this key."""
+        return key in self.closed
+
+    def is_known(self, key: str) -> bool:
+        """Return whether the journal has an entry of this key."""
+        return key in self.kinds
+
+    def missing_keys(self) -> list[str]:
+        """Return the keys of what unchanged code would have asked for, in the order of the journal."""
+        return sorted(self.missing, key=lambda key: self.missing[key].seq)
+
+    def missing_at_end(self) -> list[str]:
+        """As `missing_keys`, for a function that has ended: with what is left, and without compensations, which come later."""
+        left = {entry.key: entry for entry in self.entries if entry.phase == "close" and self._is_left(entry)}
+        found = {**left, **self.missing}
+        return [key for key in sorted(found, key=lambda key: found[key].seq) if not key.startswith(COMPENSATION_PREFIX)]
+
+    def _is_left(self, entry: Entry) -> bool:
+        return entry.key not in self.asked and entry.kind not in ("timer", "cancel") and self._is_owed(entry)
+
+    def expect(self, keys: Callable[[], Iterable[str]]) -> None:
+        """The body asks for these keys, some of them later, as `ctx.map` does."""
+        if self.missing:
+            for key in keys():
+                self.missing.pop(key, None)
+
+    def unasked(self) -> Iterable[Entry]:
+        """Return the results that the body has not asked for."""
+        for loose in self._loose.values():
+            yield from (entry for entry in loose if entry.phase == "close")
+        yield from (entry for entry in self.entries if entry.phase == "close" and entry.key not in self.asked)
+
+
+def _dangling(entries: Iterable[Entry]) -> set[int]:
+    """Return the seqs of openings that neither a result nor a cancellation follows."""
+    last: dict[str, Entry] = {}
+    for entry in entries:
+        last[entry.key] = entry
+    return {entry.seq for entry in last.values() if entry.phase == "open"}
