@@ -122,7 +122,7 @@ async def test_a_run_that_cannot_even_end_as_dead_goes_on_waiting() -> None:
         await here.later("2s")
         await here.later("2s")
         pauses = []
-        for _ in range(8):
+        for _ in range(6):
             assert await here.runtime.sweep()
             pauses.append(((await row_of(here)).wake_at or 0) - here.clock.now())
             here.clock.advance(pauses[-1] / MICROSECOND)

@@ -21,6 +21,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
+from time import perf_counter
 from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ import msgspec
 from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
-from perdure.body.body_queue import BodyQueue, BodyTask
+from perdure.body.body_queue import SLICE, BodyQueue, BodyTask
 from perdure.body.calls import Call, Calls, raised_by
 from perdure.body.journal_cursor import JournalCursor
 from perdure.body.leaving import Leaving
@@ -276,7 +277,7 @@ class Drive:
     @property
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
-        return self.is_closed or self._ending is not None
+        return self.calls.closed is not None or self._ending is not None
 
     @property
     def records_nothing(self) -> bool:
@@ -419,7 +420,7 @@ class Drive:
             self._note_interrupt()
         if self._leaving is not None:
             return self._leaving.rest()
-        if self._is_frozen or self.is_closed or self._ending is not None or self._main is None:
+        if self._is_frozen or self.must_not_record or self._main is None:
             return False
         if self._closing_task is not None and self.closing in self.at_work:
             return False
@@ -435,8 +436,8 @@ class Drive:
         if self.calls.holds:
             return self._end_hold()
         cursor.begin()
-        if self.is_live and not self.cancellation.is_on_its_way:
-            self._start_calls()
+        if self.is_live and not self.cancellation.is_on_its_way and not self._start_calls():
+            return True
         return self._give_next(is_spinning=is_spinning)
 
     def _end_hold(self) -> bool:
@@ -450,15 +451,21 @@ class Drive:
             hold.future.set_result(None)
         return True
 
-    def _start_calls(self) -> None:
-        """Start the calls that have begun, in the order in which they were made."""
+    def _start_calls(self) -> bool:
+        """Start the calls that have begun, in the order in which they were made. False if a slice of time was not enough."""
         if self.must_stop:
-            return
+            return True
+        end = 0.0
         for call in self.calls.cursor.take_begun():
             if call.is_cancelled:
                 call.end_unstarted()
             else:
                 call.start()
+            now = perf_counter()
+            end = end or now + SLICE
+            if now > end:
+                return False
+        return True
 
     def _give_next(self, *, is_spinning: bool) -> bool:
         """Let the next entry reach the body; when the journal is used up, what happens live."""
@@ -563,7 +570,8 @@ class Drive:
         if is_cancelled_next:
             return self._record_cancel()
         self.is_live = True
-        self._start_calls()
+        if not self._start_calls():
+            return True
         self.timers.arm()
         if not cursor.entries and not self.must_stop:
             self.waits.take_one()
@@ -730,7 +738,7 @@ class Drive:
         return (
             not self.recorder.unacknowledged_open
             and not self.must_stop
-            and not self.is_closed
+            and self.calls.closed is None
             and (self._held is None or self._held.is_valid())
         )
 
