@@ -189,7 +189,7 @@ class Process:
 
     async def bury(self, store: Any) -> None:
         """Give up the leases that the process had when it was lost, as a store does that sees its death."""
-        for lease in self._leases.values():
+        for lease in list(self._leases.values()):
             with contextlib.suppress(PerdureError):
                 await store.release(lease)
 
