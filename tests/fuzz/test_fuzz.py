@@ -28,12 +28,12 @@ TOGETHER: Final = 1_000
 
 
 def test_every_attempt_of_a_random_program_goes_the_same_way() -> None:
-    report = run(range(70), Settings(side_by_side=16))
+    report = run(range(110), Settings(side_by_side=16))
     assert report.is_clean, str(report)
 
 
 def test_so_it_does_on_sqlite() -> None:
-    report = run(range(150, 165), Settings(store="sqlite", side_by_side=16))
+    report = run(range(150, 170), Settings(store="sqlite", side_by_side=16))
     assert report.is_clean, str(report)
 
 
