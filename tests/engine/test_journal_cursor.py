@@ -171,21 +171,21 @@ def test_a_call_begins_at_the_rest_after_it_was_settled_and_in_the_order_of_the_
     cursor = replaying()
     first, second = ask(cursor, "b", "a")
     cursor.begin()
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
     assert cursor.has_unstarted
     rest(cursor)
     assert (first.is_settled, first.has_begun) == (True, True)
-    assert list(cursor.take_begun()) == [first, second]
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == [first, second]
+    assert cursor.take_begun() == []
 
 
 def test_a_settled_call_begins_later_if_something_keeps_calls_back() -> None:
     cursor = replaying()
     (call,) = ask(cursor, "a")
     cursor.settle()
-    assert (call.is_settled, call.has_begun, list(cursor.take_begun())) == (True, False, [])
+    assert (call.is_settled, call.has_begun, cursor.take_begun()) == (True, False, [])
     cursor.begin()
-    assert list(cursor.take_begun()) == [call]
+    assert cursor.take_begun() == [call]
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -197,7 +197,7 @@ def test_a_withdrawn_call_never_begins(is_settled: bool) -> None:
     cursor.withdraw(call)
     rest(cursor)
     assert not call.has_begun
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
     assert cursor.asked == {}
 
 
@@ -206,7 +206,7 @@ def test_a_call_that_has_begun_and_is_withdrawn_is_not_started() -> None:
     (call,) = ask(cursor, "a")
     rest(cursor)
     cursor.withdraw(call)
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
 
 
 def test_a_call_whose_entry_was_delivered_is_not_started() -> None:
@@ -214,7 +214,7 @@ def test_a_call_whose_entry_was_delivered_is_not_started() -> None:
     ask(cursor, "a")
     rest(cursor)
     assert delivered(cursor) == ["a"]
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
 
 
 # Openings.
@@ -353,7 +353,7 @@ def test_a_call_that_is_to_get_what_was_passed_over_does_not_start() -> None:
     cursor.pass_over()
     ask(cursor, "a")
     rest(cursor)
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
 
 
 def test_while_something_is_missing_new_calls_are_kept_back_and_known_ones_start() -> None:
@@ -362,7 +362,7 @@ def test_while_something_is_missing_new_calls_are_kept_back_and_known_ones_start
     rest(cursor)
     assert cursor.look().what == "unasked"
     cursor.pass_over()
-    assert list(cursor.take_begun()) == [known]
+    assert cursor.take_begun() == [known]
     assert cursor.new_call() is new
 
 
@@ -373,7 +373,7 @@ def test_a_cancelled_call_ends_although_something_is_missing() -> None:
     rest(cursor)
     cursor.pass_over()
     assert cursor.new_call() is None
-    assert list(cursor.take_begun()) == [call]
+    assert cursor.take_begun() == [call]
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_calls_that_follow_another_get_its_entry_after_it_in_their_order() -> No
     found = [cursor.look() for _ in range(3)]
     assert [(each.what, each.call) for each in found] == [("deliver", call) for call in (first, *followers)]
     assert cursor.asked == {}
-    assert list(cursor.take_begun()) == []
+    assert cursor.take_begun() == []
 
 
 def test_a_follower_that_was_withdrawn_gets_nothing() -> None:

@@ -282,7 +282,7 @@ class BodyQueue(TaskCreator):
         task = _current_task(self.loop)
         return task is not None and owner_of(self.callback) is task and not is_about_to_be_cancelled(task)
 
-    def _pump(self) -> None:  # noqa: C901, PLR0912 - the one loop that all code of a body passes
+    def _pump(self) -> None:  # noqa: C901, PLR0912, PLR0915 - the one loop that all code of a body passes
         if self.is_over or self.is_pumping:
             return
         ready, popleft, owner = self.ready, self.ready.popleft, self._owner
@@ -321,7 +321,8 @@ class BodyQueue(TaskCreator):
                 turns = 0
                 if not again and not ready:
                     return
-                if _perf() > end:
+                calls += 1
+                if not calls % 8 and _perf() > end:
                     return
         except (SystemExit, KeyboardInterrupt) as interrupt:
             self.interrupt, again = interrupt, True

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from perdure.errors import COMPENSATION_PREFIX
@@ -170,15 +170,17 @@ class JournalCursor(Generic[C]):
                     self._unopened.setdefault(call.key, deque()).append(call)
         self._settled.clear()
 
-    def take_begun(self) -> Iterator[C]:
-        """Yield the calls that are to be started now, in the order in which they were made. What is not asked for stays.
+    def take_begun(self) -> list[C]:
+        """Return the calls that are to be started now, in the order in which they were made.
 
         While something is missing, those stay of which the journal knows nothing; always those that get what was passed over.
         """
-        for call in list(self._begun) if self._begun else ():
-            if call in self._begun and call.key not in self._loose and not (self.missing and self.is_new(call)):
-                del self._begun[call]
-                yield call
+        if not self._begun:
+            return []
+        starting = [call for call in self._begun if call.key not in self._loose and not (self.missing and self.is_new(call))]
+        for call in starting:
+            del self._begun[call]
+        return starting
 
     def is_new(self, call: C) -> bool:
         """Return whether the call may begin something of which the journal knows nothing. One that is cancelled only ends."""

@@ -444,24 +444,31 @@ def _outcome_of(child_id: str, row: RunRow | None) -> tuple[bool, bytes]:
 
 
 async def wait_for_row(drive: Drive, working: object, child: StartedChild) -> Signal:
-    """Return the next inbox row about this child. While `working` waits for it the run may leave memory."""
+    """Return the next inbox row about this child. While `working` waits for it the run may leave memory; None is the closing."""
     arrived: asyncio.Future[Signal] = asyncio.get_running_loop().create_future()
 
     def receive(signal: Signal | None) -> None:
         drive.children.arrived_at = drive.clock.now()
-        drive.at_work.add(working)  # now: the run must not leave memory before this goes on
+        if working is not None:
+            drive.at_work.add(working)  # now: the run must not leave memory before this goes on
         if not arrived.done() and signal is not None:
             arrived.set_result(signal)
 
     wait = Wait(child.seq, None, receive, child.address, is_immediate=True)
-    drive.at_work.discard(working)
+    if working is None:
+        drive.closing_waits_for = arrived
+    else:
+        drive.at_work.discard(working)
     drive.waits.add(wait)
     drive.body.schedule()
     try:
         return await arrived
     finally:
         drive.waits.remove(wait)
-        drive.at_work.add(working)
+        if working is None:
+            drive.closing_waits_for = None
+        else:
+            drive.at_work.add(working)
 
 
 def are_over(drive: Drive) -> bool:
@@ -515,7 +522,7 @@ async def end_children(drive: Drive, closing: ClosingWaits, *, must_cancel: bool
         await closing.wait_on_host(pending)
     left = [child for child in children.started if not child.is_over and not child.is_detached]
     if left and children.runs is not None:
-        await _end_given_up(drive, closing, left)
+        await _end_given_up(drive, left)
     return error
 
 
@@ -526,14 +533,14 @@ def _adopt_forgotten(drive: Drive) -> None:
         drive.children.started.append(StartedChild(opened.key, parent_key, info.id, info.detached, opened.seq))
 
 
-async def _end_given_up(drive: Drive, closing: ClosingWaits, children: Sequence[StartedChild]) -> None:
+async def _end_given_up(drive: Drive, children: Sequence[StartedChild]) -> None:
     """Ask these children to stop, and return when they have ended. The run may leave memory meanwhile."""
     rows = await _each(children, _runs_of(drive).get)
     running = [child for child, row in rows if row is not None and not row.ended and row.parent_id == drive.run.id]
     await _each(running, partial(_runs_of(drive).cancel, undo=drive.undoes))
     for child in running:
         while (row := await _runs_of(drive).get(child.id)) is not None and not row.ended:
-            drive.recorder.consume((await wait_for_row(drive, closing, child)).seq)
+            drive.recorder.consume((await wait_for_row(drive, None, child)).seq)
         child.is_over = True
 
 

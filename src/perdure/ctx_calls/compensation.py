@@ -10,7 +10,7 @@ If the function does not reach such a step any more, because the code has change
 does not fit its code. Otherwise an effect would stay behind that nobody knows of.
 
 All of this runs outside the body, whose tasks have been ended before. It waits for entries of the journal as calls of the body
-do: while it does something by itself (`Drive.at_work`) none is delivered. A run that leaves memory is not closed: it is resumed.
+do: while it goes on by itself none is delivered. A run that leaves memory is not closed: it is resumed.
 """
 
 from __future__ import annotations
@@ -202,23 +202,17 @@ class Closing:
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for call in waiting:
             call.waiters.append(delivered)
-        self._drive.at_work.discard(self)
-        self._drive.body.schedule()
-        try:
-            await delivered
-        finally:
-            self._drive.at_work.add(self)
+        await self.wait_on_host(delivered)
 
     async def wait_on_host(self, future: asyncio.Future[Any]) -> None:
-        """Return when this is done, which is no entry of the journal."""
-        if future.done():
-            return
-        self._drive.at_work.discard(self)
-        self._drive.body.schedule()
+        """Return when this is done. Other things may happen in the run meanwhile."""
+        drive = self._drive
+        drive.closing_waits_for = future
+        drive.body.schedule()
         try:
             await asyncio.wait([future])
         finally:
-            self._drive.at_work.add(self)
+            drive.closing_waits_for = None
 
     def forget(self) -> None:
         """Drop the references to calls and functions, so that the drive is freed without the garbage collector."""

@@ -21,7 +21,6 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
-from time import perf_counter
 from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
@@ -29,7 +28,7 @@ import msgspec
 from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
-from perdure.body.body_queue import SLICE, BodyQueue, BodyTask
+from perdure.body.body_queue import BodyQueue, BodyTask
 from perdure.body.calls import Call, Calls, raised_by
 from perdure.body.journal_cursor import JournalCursor
 from perdure.body.leaving import Leaving
@@ -226,6 +225,8 @@ class Drive:
         self.closing: BodyClosing | None = None
         # What is left to do when the function has ended, or has no more time.
         self._closing_task: asyncio.Future[None] | None = None
+        # What the closing needs before it goes on: an entry of the journal, or something outside the run.
+        self.closing_waits_for: asyncio.Future[Any] | None = None
         self._timers: list[Timer | asyncio.TimerHandle] = []
         # When a parent that waits for more children may leave memory again.
         self._linger_timer: Timer | None = None
@@ -277,7 +278,7 @@ class Drive:
     @property
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
-        return self.calls.closed is not None or self._ending is not None
+        return self.is_closed or self._ending is not None
 
     @property
     def records_nothing(self) -> bool:
@@ -420,9 +421,9 @@ class Drive:
             self._note_interrupt()
         if self._leaving is not None:
             return self._leaving.rest()
-        if self._is_frozen or self.must_not_record or self._main is None:
+        if self._is_frozen or self.is_closed or self._ending is not None or self._main is None:
             return False
-        if self._closing_task is not None and self.closing in self.at_work:
+        if self._is_closing_by_itself:
             return False
         if self._published is not None:
             (call, entry), self._published = self._published, None
@@ -432,12 +433,13 @@ class Drive:
         cursor.settle()
         if self._main.done() and self._closing_task is None:
             self._end_function(self._main, is_spinning=is_spinning)
-            return False
+            # A task that starts eagerly may wait for the journal by now.
+            return self._closing_task is not None
         if self.calls.holds:
             return self._end_hold()
         cursor.begin()
-        if self.is_live and not self.cancellation.is_on_its_way and not self._start_calls():
-            return True
+        if self.is_live and not self.cancellation.is_on_its_way:
+            self._start_calls()
         return self._give_next(is_spinning=is_spinning)
 
     def _end_hold(self) -> bool:
@@ -451,21 +453,15 @@ class Drive:
             hold.future.set_result(None)
         return True
 
-    def _start_calls(self) -> bool:
-        """Start the calls that have begun, in the order in which they were made. False if a slice of time was not enough."""
+    def _start_calls(self) -> None:
+        """Start the calls that have begun, in the order in which they were made."""
         if self.must_stop:
-            return True
-        end = 0.0
+            return
         for call in self.calls.cursor.take_begun():
             if call.is_cancelled:
                 call.end_unstarted()
             else:
                 call.start()
-            now = perf_counter()
-            end = end or now + SLICE
-            if now > end:
-                return False
-        return True
 
     def _give_next(self, *, is_spinning: bool) -> bool:
         """Let the next entry reach the body; when the journal is used up, what happens live."""
@@ -523,8 +519,6 @@ class Drive:
         self._patience.end()
         self.body.now = self.calls.cursor.last_at
         self.timers.note_delivery()
-        if self._closing_task is not None:
-            self.at_work.add(self.closing)  # it waits for this, and goes on before anything else is delivered
         published = None
         try:
             if self.publisher.subscribers and not call.is_recorded_now:
@@ -542,6 +536,12 @@ class Drive:
             return False
         call.deliver(entry)
         return True
+
+    @property
+    def _is_closing_by_itself(self) -> bool:
+        """Whether the closing of the run is about to go on, so that nothing else may reach it or happen first."""
+        waits_for = self.closing_waits_for
+        return self._closing_task is not None and (waits_for is None or waits_for.done())
 
     def _thaw(self, call: Call, entry: Entry) -> None:
         self._is_frozen = False
@@ -570,8 +570,7 @@ class Drive:
         if is_cancelled_next:
             return self._record_cancel()
         self.is_live = True
-        if not self._start_calls():
-            return True
+        self._start_calls()
         self.timers.arm()
         if not cursor.entries and not self.must_stop:
             self.waits.take_one()
@@ -591,7 +590,7 @@ class Drive:
 
     def _may_leave(self) -> bool:
         """Return whether the run need not stay in memory."""
-        if self._store is None or self.at_work or self.must_stop:
+        if self._store is None or self.at_work or self._is_closing_by_itself or self.must_stop:
             return False
         is_cleaning_up = self.cancellation.is_delivered and self._closing_task is None
         if is_cleaning_up or self._stays_for_children():  # its time to clean up counts in memory
@@ -738,7 +737,7 @@ class Drive:
         return (
             not self.recorder.unacknowledged_open
             and not self.must_stop
-            and self.calls.closed is None
+            and not self.is_closed
             and (self._held is None or self._held.is_valid())
         )
 
@@ -953,7 +952,6 @@ class Drive:
 
     async def _close_body(self, result: Any) -> None:
         """End what the function left behind, then do what `Closing` says."""
-        self.at_work.add(self.closing)
         try:
             self.calls.is_refusing = True
             await self._end_tasks()
@@ -964,8 +962,6 @@ class Drive:
                 result = Err(cut_off)
         except BaseException as error:  # noqa: BLE001 - nothing comes of it if the run is unloaded
             result = Err(error)
-        finally:
-            self.at_work.discard(self.closing)
         self._body_ended(result)
 
     async def _end_tasks(self) -> None:
@@ -1058,7 +1054,8 @@ class Drive:
             if self._progress is not None:
                 await self._progress.flush()
             is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
-            cursor, is_busy = self.calls.cursor, bool(self.at_work) or self.waits.has_due() or self._attention.done()
+            is_at_work = bool(self.at_work) or self._is_closing_by_itself
+            cursor, is_busy = self.calls.cursor, is_at_work or self.waits.has_due() or self._attention.done()
             if is_busy or cursor.entries or cursor.has_unstarted or is_cancelled_now:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:

@@ -226,6 +226,8 @@ class Recorder:
 
     def _start_next(self) -> None:
         """Let the next transaction begin, if one waits, and otherwise write what was appended meanwhile."""
+        if self._writing is not None:
+            return  # the body went on when it was told of the last write, and has had another one sent
         if self._holders and not self._is_held:
             self._is_held = True
             self._holders.popleft().set_result(None)
