@@ -213,9 +213,7 @@ class Recorder:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._holders.remove(turn)
-            else:
+            if not turn.cancelled():
                 self.let_go_on()
             raise
 
@@ -228,6 +226,8 @@ class Recorder:
         """Let the next transaction begin, if one waits, and otherwise write what was appended meanwhile."""
         if self._writing is not None:
             return  # the body went on when it was told of the last write, and has had another one sent
+        while self._holders and self._holders[0].cancelled():  # its transaction was cancelled before it had its turn
+            self._holders.popleft()
         if self._holders and not self._is_held:
             self._is_held = True
             self._holders.popleft().set_result(None)
