@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -533,6 +534,31 @@ async def test_a_function_that_hangs_is_ended_by_its_timeout_and_undone(store: F
 
     async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
         assert isinstance(await runtime.run(flow), Ok)
+    assert await effects(store) == [2]
+
+
+@on(*ALL)
+async def test_a_transaction_that_the_function_leaves_behind_is_rolled_back_before_the_run_undoes(store: FullStore) -> None:
+    entered = asyncio.Event()
+
+    async def finish_all_the_same(transaction: StepTransaction) -> None:
+        await insert(transaction, 1)
+        entered.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        await ctx.step("pay", lambda: 1, compensate=lambda _: execute(store, INSERT.format(2)))
+        left_behind = asyncio.create_task(ctx.transaction(finish_all_the_same))
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        raise ValueError(left_behind.done())
+
+    async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
+        outcome = await runtime.run(flow, id="run")
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, ValueError)
     assert await effects(store) == [2]
 
 

@@ -212,6 +212,26 @@ async def test_a_body_that_never_rests_counts_as_resting_after_so_many_turns() -
     assert owner.rests[0]
 
 
+async def test_a_body_that_never_rests_leaves_half_of_the_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As anyio does while a scope is being cancelled: the threads of a store would have to fight for each turn."""
+    monkeypatch.setattr(body_queue, "SHORTEST_PAUSE", 3600.0)
+    owner = Owner()
+    stop = False
+
+    async def work() -> None:
+        while not stop:
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(owner.run(work()))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert owner.rests == [True]
+    stop = True
+    owner.body.schedule()  # something has happened
+    await running
+    assert owner.rests == [True, False]
+
+
 async def test_turns_are_counted_across_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow body does not get to so many turns in one slice."""
     monkeypatch.setattr(body_queue, "SLICE", -1.0)

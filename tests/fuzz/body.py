@@ -159,4 +159,11 @@ def _completing(body: Body) -> Iterator[None]:
     finally:
         if has_left(body.ctx):
             body.showing.close()
-        body.showing.complete(was_cancelled=was_cancelled)
+        body.showing.complete(was_cancelled=was_cancelled, leaves_tasks=_leaves_tasks())
+
+
+def _leaves_tasks() -> bool:
+    """Return whether other tasks of this body are still running."""
+    this = asyncio.current_task()
+    queue = getattr(this, "body", None)
+    return any(getattr(task, "body", None) is queue for task in asyncio.all_tasks() if task is not this)

@@ -328,7 +328,8 @@ async def moved_timeout(body: Body, node: Node) -> Any:
                 async with asyncio.timeout(0.003):
                     return await body.run(node.inside[0])
             except TimeoutError:
-                outer.reschedule(asyncio.get_running_loop().time() + 0.004)
+                if not outer.expired():
+                    outer.reschedule(asyncio.get_running_loop().time() + 0.004)
                 return await body.run(node.inside[1])
     except TimeoutError:
         return "late"

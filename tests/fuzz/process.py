@@ -59,10 +59,10 @@ class Showing:
         if self.is_open:
             self._world.tell("note", self._place, what)
 
-    def complete(self, *, was_cancelled: bool) -> None:
+    def complete(self, *, was_cancelled: bool, leaves_tasks: bool) -> None:
         """Show that the workflow function has come to its end."""
         if self.is_open:
-            self._world.tell("complete", self._place, was_cancelled)
+            self._world.tell("complete", self._place, was_cancelled, leaves_tasks)
         self.close()
 
     @property

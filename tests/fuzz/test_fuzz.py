@@ -32,7 +32,6 @@ def test_every_attempt_of_a_random_program_goes_the_same_way() -> None:
     assert report.is_clean, str(report)
 
 
-@pytest.mark.chaos  # one program in a few dozen still gets stuck there (issue 26)
 def test_so_it_does_on_sqlite() -> None:
     report = run(range(150, 170), Settings(store="sqlite", side_by_side=16))
     assert report.is_clean, str(report)

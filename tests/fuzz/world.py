@@ -36,9 +36,10 @@ class Attempt:
 
     number: int
     trace: list[tuple[Any, ...]] = field(default_factory=list)
-    # Whether the workflow function came to its end, and whether it was cancelled then.
+    # Whether the workflow function came to its end; whether it was cancelled then, and whether tasks of it were still running.
     is_complete: bool = False
     was_cancelled: bool = False
+    leaves_tasks: bool = False
     # The nodes that run now, by their places.
     running: dict[str, str] = field(default_factory=dict)
 
@@ -138,9 +139,9 @@ class World:
         self.attempt_at(place).trace.append(tuple(what))
 
     def on_complete(self, place: Place, *flags: bool) -> None:
-        """Take in that the workflow function has ended. The flag: it was cancelled."""
+        """Take in that the workflow function has ended. The flags: it was cancelled, and it leaves tasks behind."""
         attempt = self.attempt_at(place)
-        attempt.is_complete, attempt.was_cancelled = True, flags[0]
+        attempt.is_complete, (attempt.was_cancelled, attempt.leaves_tasks) = True, flags
 
     def attempt_at(self, place: Place) -> Attempt:
         run_id, round_, number = place

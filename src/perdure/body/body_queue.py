@@ -45,6 +45,8 @@ TURNS: Final = 200
 # After so many seconds the pump lets the host have its turn. It looks at the clock after so many callbacks.
 SLICE: Final = 0.005
 _LOOK_EVERY: Final = 64
+# How long, at least, the pump waits for the host to do something before it goes on with a body that does not rest.
+SHORTEST_PAUSE: Final = 0.001
 # A slice that took so many seconds is logged: one callback of the body has kept all other runs from going on.
 _LONG: Final = 1.0
 # How much of a task's hash is the number of its creation; the rest is the run's.
@@ -286,7 +288,7 @@ class BodyQueue(TaskCreator):
         if self.is_over or self.is_pumping:
             return
         ready, popleft, owner = self.ready, self.ready.popleft, self._owner
-        turns, calls, again, began = self._turns, 0, False, _perf()
+        turns, calls, again, is_spinning, began = self._turns, 0, False, False, _perf()
         end = began + SLICE
         self.is_pumping, self.is_idle, self._turns = True, False, 0
         hooks = sys.get_asyncgen_hooks()
@@ -316,7 +318,7 @@ class BodyQueue(TaskCreator):
                 if self._owner is None:  # the body is over
                     return
                 if turns >= TURNS:
-                    again = again or bool(ready)
+                    is_spinning = not again
                     return
                 turns = 0
                 if not again and not ready:
@@ -334,9 +336,12 @@ class BodyQueue(TaskCreator):
             sys.set_asyncgen_hooks(*hooks)
             self.callback = None
             self.is_pumping, self.is_idle = False, True
-            if again or ready:
+            seconds = _perf() - began
+            if is_spinning and ready and not self.is_over:  # as anyio does while a scope is being cancelled: it gets half of the time
+                self._methods.call_later(max(seconds, SHORTEST_PAUSE), self.schedule, context=self.context)
+            elif again or ready:
                 self.schedule()
-            if (seconds := _perf() - began) > _LONG:
+            if seconds > _LONG:
                 log.warning("the workflow function of run %r has kept the event loop busy for %.1f s", self.run_id, seconds)
 
     def _report(self, handle: Handle, error: BaseException) -> None:

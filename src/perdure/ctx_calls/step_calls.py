@@ -93,8 +93,9 @@ class AttemptResult(msgspec.Struct):
     is_final: bool = True
     started_at: int = 0
     attempt: int = 1
-    # Writes the entry, in place of the recorder's `append`.
+    # Of a transaction: these write the entry, in place of the recorder's `append`, and give up what was done.
     write: Callable[..., Entry] | None = None
+    roll_back: Callable[[], None] | None = None
 
 
 class NotRecorded(Exception):
@@ -282,8 +283,8 @@ class CalledStep(Call):
         drive.at_work.discard(self)
         drive.steps.pop(task, None)
         if drive.must_not_record or not drive.calls.is_asked(self):
-            if not task.cancelled():
-                task.exception()
+            if not task.cancelled() and task.exception() is None and (roll_back := task.result().roll_back) is not None:
+                roll_back()
         elif task.cancelled() and not self.is_cancelled:
             drive.note_cancelled_from_outside(name_step(self.key))
         elif task.cancelled():

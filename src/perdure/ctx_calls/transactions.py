@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.aio.own_tasks import start_own_task
 from perdure.codec import dump_error
 from perdure.ctx_calls.step_calls import AttemptResult, Attempts, StepCall
 from perdure.engine.recorder import RolledBack
@@ -71,6 +72,10 @@ class _UndoneError(Exception):
     def __init__(self, result: AttemptResult) -> None:
         super().__init__(result)
         self.result = result
+
+
+class _TooLateError(Exception):
+    """Leaves a transaction whose result nobody records."""
 
 
 class _ConflictError(Exception):
@@ -151,7 +156,24 @@ class TransactionAttempts(Attempts):
         result = await super().run()
         if self._opened is not None:
             result.write = functools.partial(self._drive.recorder.commit, self._commit)
+            result.roll_back = self._roll_back
         return result
+
+    def _roll_back(self) -> None:
+        """End the transaction of a result that came too late, and let the run write again."""
+        start_own_task(self._end_unrecorded())
+
+    async def _end_unrecorded(self) -> None:
+        if self._opened is None:
+            return
+        (_, stack), self._opened = self._opened, None
+        try:
+            async with stack:
+                raise _TooLateError
+        except (_TooLateError, PersistenceError, LeaseLost):
+            pass
+        finally:
+            self._drive.recorder.let_go_on()
 
     async def _commit(self, entry: Entry, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
         """Record these in the open transaction, and commit. Called by the recorder, in a task of its own."""
