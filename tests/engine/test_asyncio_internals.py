@@ -17,7 +17,7 @@ from perdure.body.asyncio_internals import (
     TaskStep,
     callbacks_of,
     do_not_log_destruction,
-    gathered,
+    gatherings_around,
     is_about_to_be_cancelled,
     is_time_limit,
     owner_of,
@@ -31,13 +31,17 @@ async def test_gather_gives_a_gathering_future() -> None:
     await gathering
 
 
-async def test_the_gatherings_inside_a_gathering_are_found() -> None:
-    inner = asyncio.gather(asyncio.sleep(0))
-    outer = asyncio.gather(inner, asyncio.sleep(0))
-    assert gathered(outer) == [outer, inner]
-    assert gathered(asyncio.get_running_loop().create_future()) == []
-    assert gathered(None) == []
-    await outer
+async def test_the_gatherings_around_a_task_are_found() -> None:
+    task = asyncio.ensure_future(asyncio.sleep(0))
+    other = asyncio.ensure_future(asyncio.sleep(0))
+    assert gatherings_around(task) == []
+    inner = asyncio.gather(task, other)
+    outer = asyncio.gather(asyncio.shield(inner))
+    waiting = asyncio.ensure_future(_await(outer))
+    await asyncio.sleep(0)
+    for each in (task, other, waiting):
+        assert set(gatherings_around(each)) == {inner, outer}
+    await waiting
 
 
 async def test_a_running_task_that_was_cancelled_is_about_to_be() -> None:

@@ -156,7 +156,9 @@ class ClientStore(CountedStore):
 
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
         # A step that sends a signal may be cancelled meanwhile, and the signal is accepted all the same.
-        return await asyncio.shield(asyncio.ensure_future(self._signal(run_id, name, payload, options)))
+        sending = asyncio.ensure_future(self._signal(run_id, name, payload, options))
+        sending.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(sending)
 
     async def _signal(self, run_id: str, name: str, payload: bytes, options: dict[str, Any]) -> int:
         seq: int = await self.inner.signal(run_id, name, payload, **options)

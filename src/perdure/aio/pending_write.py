@@ -97,7 +97,7 @@ async def await_reply(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any
         return await (write if isinstance(write, PendingWrite) else asyncio.shield(write))
     except asyncio.CancelledError:
         await _wait_uncancelled(write)
-        if undo is not None and is_committed(write):
+        if is_committed(write) and undo is not None:
             await _wait_uncancelled(start_own_task(undo(write.result())))
         raise
 

@@ -10,7 +10,7 @@ import asyncio
 from asyncio import futures, tasks
 from collections.abc import Callable, Iterator
 from contextvars import Context
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, Final
 
 # The future of `asyncio.gather`.
@@ -33,12 +33,29 @@ def callbacks_of(future: asyncio.Future[Any]) -> list[tuple[Callable[..., object
     return list(future._callbacks or ())  # noqa: SLF001
 
 
-def gathered(future: asyncio.Future[Any] | None) -> list[asyncio.Future[Any]]:
-    """Return the future of an `asyncio.gather`, and those of every other one inside it."""
-    if not isinstance(future, GatheringFuture):
-        return []
-    children: list[asyncio.Future[Any]] = future._children  # type: ignore[attr-defined]  # noqa: SLF001
-    return [future, *(inner for child in children for inner in gathered(child))]
+def gatherings_around(task: asyncio.Task[Any]) -> list[asyncio.Future[Any]]:
+    """Return the futures of every `asyncio.gather` that the task waits for or that waits for it, also through `asyncio.shield`."""
+    found: list[asyncio.Future[Any]] = []
+    seen: set[int] = set()
+    unseen: list[object] = [task, waited_for(task)]
+    while unseen:
+        future = unseen.pop()
+        if not isinstance(future, asyncio.Future) or id(future) in seen or (future is not task and isinstance(future, asyncio.Task)):
+            continue
+        seen.add(id(future))
+        if isinstance(future, GatheringFuture):
+            found.append(future)
+            unseen += future._children  # type: ignore[attr-defined]  # noqa: SLF001
+        for callback, _ in callbacks_of(future):
+            unseen += map(_contents, getattr(callback, "__closure__", None) or ())
+    return found
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
 
 
 def do_not_log_destruction(task: asyncio.Task[Any]) -> None:

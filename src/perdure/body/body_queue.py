@@ -462,7 +462,7 @@ class BodyQueue(TaskCreator):
         """Put the callback of a timer, whose entry is delivered now, into the queue."""
         self.timers.pop(timer.name, None)
         timer.disarm()
-        self.ready.append(Handle((timer._context, self._run_timer, (timer,))))  # type: ignore[attr-defined]  # noqa: SLF001
+        self.ready.append(self._handle_of(timer))
 
     def was_set(self, name: str) -> bool:
         """Return whether the body has set the timer of this name, and cancelled it or let it fire."""
@@ -472,11 +472,15 @@ class BodyQueue(TaskCreator):
     def enqueue_later(self, timer: BodyTimer) -> None:
         """Let the host fire a timer whose run leaves memory: nothing is recorded any more."""
         self.timers.pop(timer.name, None)
-        handle = Handle((timer._context, timer._callback, timer._args))  # type: ignore[attr-defined]  # noqa: SLF001
-        timer.armed = self.call_later(max(0.0, timer.when() - self.time()), self.enqueue, handle)
+        timer.armed = self.call_later(max(0.0, timer.when() - self.time()), self.enqueue, self._handle_of(timer))
+
+    def _handle_of(self, timer: BodyTimer) -> Handle:
+        return Handle((timer._context, self._run_timer, (timer,)))  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _run_timer(self, timer: BodyTimer) -> None:
         """Call back. A timer that is set meanwhile is an entry too: time limits set themselves again."""
+        if timer.cancelled():  # since it was put into the queue
+            return
         self.timer = timer
         try:
             timer._callback(*timer._args)  # type: ignore[attr-defined]  # noqa: SLF001

@@ -301,6 +301,11 @@ class Calls:
         self.cursor.withdraw(call)
         call.dropped()
 
+    def drop_all(self) -> None:
+        """The body is over: no call gets anything any more."""
+        for call in list(self.cursor.asked.values()):
+            self._drop(call)
+
     def give_unrecorded(self, call: Call, error: BaseException) -> None:
         """Let the call raise this, of which nothing is recorded: the function ends by it, and the call is made again."""
         self.cursor.withdraw(call)

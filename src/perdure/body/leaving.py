@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Final
 
 from perdure.aio.code_places import CodePlace, innermost_place
-from perdure.body.asyncio_internals import gathered, waited_for
+from perdure.body.asyncio_internals import gatherings_around
 from perdure.body.body_queue import BodyQueue, BodyTask
 from perdure.errors import PerdureWarning
 from perdure.model.logs import log
@@ -57,8 +57,7 @@ class Leaving:
             timer.disarm()
             body.enqueue_later(timer)
         for task in body.pending_tasks():
-            for gathering in gathered(waited_for(task)):
-                gathering.add_done_callback(_retrieve, context=body.context)
+            task.add_done_callback(_retrieve, context=body.context)
         for task in self._steps:
             body.on_host(task.cancel)
             task.add_done_callback(lambda _: body.schedule(), context=body.context)
@@ -92,6 +91,8 @@ class Leaving:
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._cancelled.add(task)
+        for gathering in gatherings_around(task):
+            gathering.add_done_callback(_retrieve, context=self._body.context)
         if not self._body.wake_without(task):
             task.cancel()
 
@@ -111,9 +112,6 @@ class Leaving:
     def _end(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        for task in self._cancelled:
-            if task.done():
-                _retrieve(task)
         self.done.set_result(None)
 
 

@@ -165,9 +165,13 @@ def has_failed(task: asyncio.Future[Any]) -> bool:
 async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel what has not ended, and wait until it has."""
     pending = [task for task in tasks if not task.done()]
-    for task in pending:
-        task.cancel()
-    await join(pending)
     for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not report the error of a loser
+        task.cancel()
+        task.add_done_callback(_retrieve)
+    await join(pending)
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Take the error of a loser, so that asyncio does not report it."""
+    if not task.cancelled():
+        task.exception()

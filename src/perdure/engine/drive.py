@@ -1176,11 +1176,12 @@ class Drive:
             if task.done():  # its callback has not been called yet
                 call.ended(task)
         self._close("unloaded")
-        if isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None and self._main.done():
-            self._main.exception()  # retrieved, since the loop has raised it already
+        if self._main is not None and self._main.done() and not self._main.cancelled():
+            self._main.exception()  # retrieved: nothing comes of it any more, or the loop has raised it already
         if self._closing_task is not None and not self._closing_task.done():
             self._closing_task.cancel()
         await self._end_tasks()
+        self.calls.drop_all()
         self.body.end()
 
     def _close(self, why: Any) -> None:
