@@ -273,7 +273,7 @@ async def test_what_tasks_raise_that_nobody_waits_for_any_more_is_not_reported()
 
     async def work() -> None:
         left = asyncio.create_task(child())
-        await asyncio.gather(child(), child())
+        await asyncio.gather(child(), asyncio.shield(asyncio.gather(asyncio.shield(asyncio.gather(child())))))
         await left
 
     await Leaver().run(work())

@@ -107,6 +107,24 @@ async def test_tasks_that_never_called_ctx_end_when_the_run_leaves_memory_or_end
         assert (doings.running, others() - before) == (0, set())
 
 
+async def test_a_child_that_nobody_awaits_yet_leaves_no_task_behind_when_its_parent_leaves_memory() -> None:
+    @workflow
+    async def wait(ctx: Context[Any]) -> None:
+        await ctx.wait_for_signal("go")
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        child = ctx.start_child(wait)
+        await ctx.wait_for_signal("go")
+        await child
+
+    async with world(flow, wait) as here:
+        before = others()
+        assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+        await settle()
+        assert others() - before == set()
+
+
 async def test_a_task_that_was_made_elsewhere_goes_on_when_the_body_that_awaits_it_leaves_memory() -> None:
     doings = Doings()
     elsewhere = asyncio.create_task(doings.work())
