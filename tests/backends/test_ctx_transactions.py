@@ -551,8 +551,7 @@ async def test_a_transaction_that_the_function_leaves_behind_is_rolled_back_befo
     async def flow(ctx: Context) -> None:
         await ctx.step("pay", lambda: 1, compensate=lambda _: execute(store, INSERT.format(2)))
         left_behind = asyncio.create_task(ctx.transaction(finish_all_the_same))
-        while not entered.is_set():
-            await asyncio.sleep(0)
+        await entered.wait()
         raise ValueError(left_behind.done())
 
     async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):

@@ -219,7 +219,7 @@ async def test_a_body_that_never_rests_leaves_half_of_the_time_to_others(monkeyp
     stop = False
 
     async def work() -> None:
-        while not stop:
+        while not stop:  # noqa: ASYNC110 - it never rests
             await asyncio.sleep(0)
 
     running = asyncio.ensure_future(owner.run(work()))

@@ -34,13 +34,17 @@ def callbacks_of(future: asyncio.Future[Any]) -> list[tuple[Callable[..., object
 
 
 def gatherings_around(task: asyncio.Task[Any]) -> list[asyncio.Future[Any]]:
-    """Return the futures of every `asyncio.gather` that the task waits for or that waits for it, also through `asyncio.shield`."""
+    """Return every `asyncio.gather` that the task waits for or that waits for it, also through `asyncio.shield`."""
     found: list[asyncio.Future[Any]] = []
     seen: set[int] = set()
     unseen: list[object] = [task, waited_for(task)]
     while unseen:
         future = unseen.pop()
-        if not isinstance(future, asyncio.Future) or id(future) in seen or (future is not task and isinstance(future, asyncio.Task)):
+        if (
+            not isinstance(future, asyncio.Future)
+            or id(future) in seen
+            or (future is not task and isinstance(future, asyncio.Task))
+        ):
             continue
         seen.add(id(future))
         if isinstance(future, GatheringFuture):

@@ -337,7 +337,7 @@ class BodyQueue(TaskCreator):
             self.callback = None
             self.is_pumping, self.is_idle = False, True
             seconds = _perf() - began
-            if is_spinning and ready and not self.is_over:  # as anyio does while a scope is being cancelled: it gets half of the time
+            if is_spinning and ready and not self.is_over:  # as anyio does while it cancels a scope: it gets half of the time
                 self._methods.call_later(max(seconds, SHORTEST_PAUSE), self.schedule, context=self.context)
             elif again or ready:
                 self.schedule()

@@ -157,7 +157,7 @@ class Calls:
         self._used: set[str] = set()
         self._freed: set[str] = set()
         # How many replayed calls have returned since the last rest.
-        self._in_a_row = 0
+        self.in_a_row = 0
         self.holds: deque[Hold] = deque()
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
@@ -233,12 +233,12 @@ class Calls:
 
         That is so on most replays. None if the call has to wait, and for keys that need escaping.
         """
-        if self.is_refusing or self._in_a_row >= MOST_IN_A_ROW or not self.cursor.is_next(key) or key[0] in "/%":
+        if self.is_refusing or self.in_a_row >= MOST_IN_A_ROW or not self.cursor.is_next(key) or key[0] in "/%":
             return None
         if self.holds or not self.body.is_alone():
             return None
         self.use(key, kind)
-        self._in_a_row += 1
+        self.in_a_row += 1
         entry = self.cursor.take()
         self.body.now = self.cursor.last_at
         return entry
@@ -349,10 +349,6 @@ class Calls:
         self.cursor.asked.clear()
         self.holds.clear()
         self.refused.clear()
-
-    def note_rest(self) -> None:
-        """The body rests."""
-        self._in_a_row = 0
 
     # When calls are refused.
 

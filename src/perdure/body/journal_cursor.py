@@ -19,7 +19,9 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from perdure.errors import COMPENSATION_PREFIX
 from perdure.model.journal import Entry, Kind
@@ -49,7 +51,7 @@ class AskingCall:
 C = TypeVar("C", bound=AskingCall)
 
 
-class Next(NamedTuple, Generic[C]):
+class Next(msgspec.Struct, Generic[C]):
     """What comes next."""
 
     what: What
@@ -70,9 +72,9 @@ class JournalCursor(Generic[C]):
         # The calls that wait for an entry, by key, in the order in which they were made.
         self.asked: dict[str, C] = {}
         # Those that are not settled; that are, and have not begun; that have, and were not started.
-        self._unsettled: list[C] = []
-        self._settled: list[C] = []
-        self._begun: dict[C, None] = {}
+        self.unsettled: list[C] = []
+        self.settled: list[C] = []
+        self.begun: dict[C, None] = {}
         # Calls that have begun and whose opening was not passed, by key.
         self._unopened: dict[str, deque[C]] = {}
         # How many calls of each key were withdrawn whose cancellation was not passed.
@@ -105,7 +107,7 @@ class JournalCursor(Generic[C]):
     def is_next(self, key: str) -> bool:
         """Return whether the next entry is the result of this key, and no call waits for another one."""
         entries = self.entries
-        if not entries or self.asked or self._unsettled:
+        if not entries or self.asked or self.unsettled:
             return False
         entry = entries[0]
         return entry.key == key and entry.phase == "close" and entry.seq <= self.acknowledged and not self._loose
@@ -121,7 +123,7 @@ class JournalCursor(Generic[C]):
         """A call of the body waits for the entry of its key."""
         self.calls_made += 1
         self.asked[call.key] = call
-        self._unsettled.append(call)
+        self.unsettled.append(call)
         if self.missing:
             self.missing.pop(call.key, None)
 
@@ -143,43 +145,45 @@ class JournalCursor(Generic[C]):
         call.is_withdrawn = True
         self._given_up.add(call.key)
         if call.has_begun:
-            self._begun.pop(call, None)
+            self.begun.pop(call, None)
             self._withdrawn[call.key] += 1
 
     # What happens at a rest.
 
     def settle(self) -> None:
         """The body rests: what was asked since the last rest is settled."""
-        for call in self._unsettled:
+        for call in self.unsettled:
             call.is_settled = True
-        self._settled += self._unsettled
-        self._unsettled.clear()
+        self.settled += self.unsettled
+        self.unsettled.clear()
 
     @property
     def has_unstarted(self) -> bool:
         """Whether a call was made that was not started."""
-        return bool(self._unsettled or self._settled or self._begun)
+        return bool(self.unsettled or self.settled or self.begun)
 
     def begin(self) -> None:
         """Nothing keeps calls back at this rest: those that are settled have begun."""
-        for call in self._settled:
+        for call in self.settled:
             if not call.is_withdrawn:
                 call.has_begun = True
-                self._begun[call] = None
+                self.begun[call] = None
                 if self.entries:
                     self._unopened.setdefault(call.key, deque()).append(call)
-        self._settled.clear()
+        self.settled.clear()
 
     def take_begun(self) -> list[C]:
         """Return the calls that are to be started now, in the order in which they were made.
 
         While something is missing, those stay of which the journal knows nothing; always those that get what was passed over.
         """
-        if not self._begun:
-            return []
-        starting = [call for call in self._begun if call.key not in self._loose and not (self.missing and self.is_new(call))]
+        if not self._loose:  # and so nothing is missing
+            starting = list(self.begun)
+            self.begun.clear()
+            return starting
+        starting = [call for call in self.begun if call.key not in self._loose and not (self.missing and self.is_new(call))]
         for call in starting:
-            del self._begun[call]
+            del self.begun[call]
         return starting
 
     def is_new(self, call: C) -> bool:
@@ -188,7 +192,7 @@ class JournalCursor(Generic[C]):
 
     def new_call(self) -> C | None:
         """Return the first call that is kept back because something is missing."""
-        return next((call for call in self._begun if self.is_new(call)), None)
+        return next((call for call in self.begun if self.is_new(call)), None)
 
     def look(self) -> Next[C]:
         """Return what comes next. `deliver` is taken by this; for the rest the drive calls `take_next` or `pass_over`."""
@@ -222,7 +226,7 @@ class JournalCursor(Generic[C]):
             entry, follower = self._following.popleft()
             if not follower.is_withdrawn:
                 self.asked.pop(follower.key, None)
-                self._begun.pop(follower, None)
+                self.begun.pop(follower, None)
                 return Next("deliver", entry, follower)
         return None
 
@@ -289,7 +293,7 @@ class JournalCursor(Generic[C]):
 
     def _deliver(self, entry: Entry, call: C) -> Next[C]:
         del self.asked[entry.key]
-        self._begun.pop(call, None)
+        self.begun.pop(call, None)
         waiting = self._unopened.get(entry.key)
         if waiting and waiting[0] is call:
             waiting.popleft()

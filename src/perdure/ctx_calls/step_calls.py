@@ -126,7 +126,8 @@ async def _call_directly(drive: Drive, call: CalledStep) -> Any:
 
     A step without a store costs half as much as in a task of its own.
     """
-    attempt, step, context = Attempts(drive, call), call.step, call.new_context()
+    step, context = call.step, call.new_context()
+    attempt = Attempts(drive, call, step)
     info = StepInfo(drive.run.id, call.key, 1, drive.idempotency_keys.of(call.key, step.names), None, False, drive.reference)
     context.run(current.set, info)
     task = asyncio.current_task()
@@ -251,7 +252,7 @@ class CalledStep(Call):
     def start(self) -> None:
         drive, step = self._drive, self.step
         if self._attempts is None:  # otherwise its transaction was rolled back after its result was recorded
-            self._attempts = (step.attempts or Attempts)(drive, self)
+            self._attempts = (step.attempts or Attempts)(drive, self, step)
         drive.at_work.add(self)
         self._task = task = drive.body.run_first_turn(self._attempts.run(), self.new_context())
         if task.done():
@@ -376,6 +377,7 @@ class Attempts(msgspec.Struct):
 
     _drive: Drive
     _call: CalledStep
+    _step: StepCall
     _attempt: int = 1
     # Whether no attempt was made here: the context is as it was when the step was called.
     _is_first: bool = True
@@ -383,10 +385,6 @@ class Attempts(msgspec.Struct):
     _lingering: asyncio.Future[Any] | None = None
     # Where the function is called, if not in a thread of ours.
     _executor: Executor | None = None
-
-    @property
-    def _step(self) -> StepCall:
-        return self._call.step
 
     @property
     def _args_hash(self) -> bytes | None:

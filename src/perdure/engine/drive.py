@@ -278,7 +278,7 @@ class Drive:
     @property
     def must_not_record(self) -> bool:
         """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
-        return self.is_closed or self._ending is not None
+        return self.calls.closed is not None or self._ending is not None
 
     @property
     def records_nothing(self) -> bool:
@@ -416,29 +416,30 @@ class Drive:
 
     def rest(self, *, is_spinning: bool) -> bool:
         """Let one thing reach the body, which rests or spins. Return whether to ask again at once."""
-        self.calls.note_rest()
+        calls, cursor = self.calls, self.calls.cursor
+        calls.in_a_row = 0
         if self.body.interrupt is not None or self.body.is_interrupted:
             self._note_interrupt()
         if self._leaving is not None:
             return self._leaving.rest()
-        if self._is_frozen or self.is_closed or self._ending is not None or self._main is None:
-            return False
-        if self._is_closing_by_itself:
+        is_closing = self._closing_task is not None and self._is_closing_by_itself
+        if self._is_frozen or is_closing or calls.closed is not None or self._ending is not None or self._main is None:
             return False
         if self._published is not None:
             (call, entry), self._published = self._published, None
             call.deliver(entry)
             return True
-        cursor = self.calls.cursor
-        cursor.settle()
+        if cursor.unsettled:
+            cursor.settle()
         if self._main.done() and self._closing_task is None:
             self._end_function(self._main, is_spinning=is_spinning)
             # A task that starts eagerly may wait for the journal by now.
             return self._closing_task is not None
-        if self.calls.holds:
+        if calls.holds:
             return self._end_hold()
-        cursor.begin()
-        if self.is_live and not self.cancellation.is_on_its_way:
+        if cursor.settled:
+            cursor.begin()
+        if cursor.begun and self.is_live and not self.cancellation.is_on_its_way:
             self._start_calls()
         return self._give_next(is_spinning=is_spinning)
 
@@ -737,7 +738,7 @@ class Drive:
         return (
             not self.recorder.unacknowledged_open
             and not self.must_stop
-            and not self.is_closed
+            and self.calls.closed is None
             and (self._held is None or self._held.is_valid())
         )
 
