@@ -108,6 +108,21 @@ async def test_a_blocked_loop_is_logged_with_the_run_and_the_line(store: Store, 
     assert len([each for each in said.records if "has blocked" in each.getMessage()]) == 1
 
 
+async def test_a_look_that_fails_is_not_the_last_one(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, failures = heartbeat._LoopWatch._look, [RuntimeError("once")]
+
+    def fail_once(watch: Any) -> None:
+        if failures:
+            raise failures.pop()
+        look(watch)
+
+    monkeypatch.setattr(heartbeat._LoopWatch, "_look", fail_once)
+    blocker = Blocker(said, "step")
+    async with client(stores.memory(), blocker.flow) as runtime, asyncio.timeout(PATIENCE):
+        assert await runtime.run(blocker.flow, id="b1") == Ok("went on")
+    assert said.find("could not look whether event loops are blocked") is not None
+
+
 async def test_other_workers_take_over_after_max_blocked_and_the_fence_holds(tmp_path: Path, said: Said) -> None:
     """The blocked worker has a loop in a thread of its own; the worker that takes over has this one."""
     blocker, dsn = Blocker(said, "step", until="nothing"), f"sqlite:///{tmp_path / 'app.db'}"

@@ -404,7 +404,10 @@ class _LoopWatch:
             await asyncio.sleep(LOOK_EVERY)
             with self._lock:
                 self._is_watching = bool(_beating)
-            self._look()
+            try:
+                self._look()
+            except Exception:  # what one look could not tell, the next one may
+                log.exception("perdure could not look whether event loops are blocked")
             if not self._is_watching:
                 return
 
