@@ -118,7 +118,7 @@ async def has(cache: Any, key: str) -> bool:
 
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - what is awaited happens inside the library, where no event can be set
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 def waiting_for_a_turn() -> int:

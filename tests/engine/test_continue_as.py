@@ -456,9 +456,12 @@ async def test_an_input_that_the_store_does_not_take_fails_the_run() -> None:
 async def test_a_poller_that_starts_over_ten_thousand_times_keeps_its_size() -> None:
     rounds = times(10_000)
 
+    async def poll() -> str:  # a thread would have to fight for its turn with the loop below
+        return "x" * 1000
+
     @workflow(name="poller")
     async def poller(ctx: Context, number: int) -> int:
-        await ctx.step("poll", lambda: "x" * 1000)
+        await ctx.step("poll", poll)
         await ctx.wait_for_signal("tick")
         if number < rounds:
             await ctx.continue_as(number + 1)

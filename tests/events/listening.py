@@ -140,7 +140,7 @@ async def waits(ctx: Context[Any]) -> Any:
 async def standing(run: Run[Any], status: str) -> None:
     """Return when the run stands like this."""
     while await run.status() != status:  # noqa: ASYNC110 - what is in a store is no event
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 TWO_STEPS: Final[Workflow[[], str]] = Workflow("two_steps", two_steps)

@@ -113,7 +113,7 @@ async def test_those_that_expect_the_next_change_at_once_take_turns_too(number: 
     assert looks < number + turns
     assert store.watches < number + turns
     while store_watch._watches:  # noqa: ASYNC110 - what is looked at has no event
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 async def test_a_watch_that_fails_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

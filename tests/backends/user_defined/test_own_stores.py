@@ -74,7 +74,7 @@ async def _until(condition: Callable[[], bool]) -> None:
     """Let the others go on until it holds; a test that waits for ever is stopped by its time limit."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for is a dict of the user's, which has no event
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
 def own_status(own: Any, run_id: str) -> str:
