@@ -7,7 +7,8 @@ import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
 from perdure.backends.postgres import PostgresStore
 from perdure.store import STANDARD_PARTS, FullStore
-from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.contract import StoreFactory
+from tests.contract.sampling import sampled_contract_tests
 from tests.servers.postgres import shared_server, with_search_path
 
 
@@ -41,4 +42,4 @@ class PostgresFactory(StoreFactory):
         return PostgresStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 
-test_contract = contract_tests(PostgresFactory)
+test_contract = sampled_contract_tests(PostgresFactory)

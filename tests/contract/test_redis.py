@@ -7,7 +7,8 @@ import redis.asyncio
 
 from perdure.backends.redis import RedisStore
 from perdure.store import STANDARD_PARTS, FullStore
-from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.contract import StoreFactory
+from tests.contract.sampling import sampled_contract_tests
 from tests.servers.redis import RedisServer, configured_url
 
 
@@ -49,4 +50,4 @@ def _kill_and_start() -> None:
     server().start()
 
 
-test_contract = contract_tests(RedisFactory)
+test_contract = sampled_contract_tests(RedisFactory)

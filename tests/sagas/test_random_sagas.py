@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.campaign import times
+from tests.campaign import IS_FULL, times
 from tests.sagas.judge import Violation
 from tests.sagas.known import unknown
 from tests.sagas.programs import Program, program_to_repair, random_program
 from tests.sagas.shrink import shrunk
 from tests.sagas.trials import try_out
 
-PROGRAMS: Final = times(6000)
+PROGRAMS: Final = 6_000 if IS_FULL else 300
 
 
 def test_what_is_charged_is_refunded_or_kept_whatever_happens_to_the_runs() -> None:
