@@ -68,14 +68,14 @@ def unstarted_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for loop in loops:
         loop_thread._loop_threads.remove(loop)
         if loop._loop is not None and loop._thread is not None:
-            loop.submit(_cancel_all()).result(10)
+            loop.submit(cancel_all_tasks()).result(10)
             loop._loop.call_soon_threadsafe(loop._loop.stop)
             loop._thread.join(10)
             loop._loop.close()
 
 
-async def _cancel_all() -> None:
-    """Cancel the tasks of a loop that is about to be closed."""
+async def cancel_all_tasks() -> None:
+    """Cancel the tasks of this loop, which is about to be closed."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

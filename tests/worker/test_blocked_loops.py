@@ -19,6 +19,7 @@ from perdure import Context, Ok, Runtime, Workflow, stores
 from perdure.aio.loop_watch import WatchedLoop
 from perdure.engine import heartbeat
 from perdure.store import Store
+from tests.failing_starts import cancel_all_tasks
 from tests.patience import PATIENCE
 from tests.worker.flows import Gate, client, soon
 
@@ -108,19 +109,17 @@ async def test_a_blocked_loop_is_logged_with_the_run_and_the_line(store: Store, 
     assert len([each for each in said.records if "has blocked" in each.getMessage()]) == 1
 
 
-async def test_a_look_that_fails_is_not_the_last_one(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    look, failures = heartbeat._LoopWatch._look, [RuntimeError("once")]
-
-    def fail_once(watch: Any) -> None:
-        if failures:
-            raise failures.pop()
-        look(watch)
-
-    monkeypatch.setattr(heartbeat._LoopWatch, "_look", fail_once)
-    blocker = Blocker(said, "step")
-    async with client(stores.memory(), blocker.flow) as runtime, asyncio.timeout(PATIENCE):
+async def test_after_its_loop_was_cleared_the_heartbeat_beats_and_looks_again(said: Said) -> None:
+    gate, blocker = Gate(), Blocker(said, "step")
+    async with client(stores.memory(), blocker.flow, gate.flow) as runtime, asyncio.timeout(PATIENCE):
+        waiting = asyncio.ensure_future(runtime.run(gate.flow, id="g1"))
+        await gate.reached.wait()
+        await asyncio.wrap_future(heartbeat._thread.submit(cancel_all_tasks()))
+        assert not heartbeat._beating
         assert await runtime.run(blocker.flow, id="b1") == Ok("went on")
-    assert said.find("could not look whether event loops are blocked") is not None
+        assert {held.run.id for beat in list(heartbeat._beating) for held in beat.held()} >= {"g1"}
+        gate.opened.set()
+        await waiting
 
 
 async def test_other_workers_take_over_after_max_blocked_and_the_fence_holds(tmp_path: Path, said: Said) -> None:

@@ -267,6 +267,10 @@ class Heartbeat:
                 renewed = [store := await self._renew(store, leases, now) for now, leases in _group_by_instant(asked).items()]
                 if is_due or None in renewed:
                     renew_at = loop.time() + self._ttl / (30 if None in renewed else 3)
+        except BaseException:  # the next lease lets it beat again
+            with self._lock:
+                _beating.discard(self)
+            raise
         finally:
             changes.stop()
             await self._close(store)
@@ -400,16 +404,18 @@ class _LoopWatch:
                 self._is_watching = True
 
     async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            with self._lock:
-                self._is_watching = bool(_beating)
-            try:
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY)
+                with self._lock:
+                    self._is_watching = bool(_beating)
                 self._look()
-            except Exception:  # what one look could not tell, the next one may
-                log.exception("perdure could not look whether event loops are blocked")
-            if not self._is_watching:
-                return
+                if not self._is_watching:
+                    return
+        except BaseException:  # the next lease lets it look again
+            with self._lock:
+                self._is_watching = False
+            raise
 
     def _look(self) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[HeldLease]] = {}
