@@ -45,7 +45,7 @@ define require
 	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
-.PHONY: help demo test contracts chaos mutants lint types bench figures baseline pages lock clean system
+.PHONY: help demo test uvloop contracts chaos mutants lint types bench figures baseline pages lock clean system
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
@@ -67,8 +67,10 @@ define run_tests
 	exit $$code
 endef
 
-test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared; the engine again on uvloop
+test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared
 	$(call run_tests,,)
+
+uvloop: system $(DEV) ## the tests of the engine again on uvloop; CI runs them too
 	$(call run_tests,PERDURE_LOOP=uvloop,tests/engine)
 
 contracts: system $(DEV) ## the contract suites of which `make test` runs every fifth case, whole; CI runs them too

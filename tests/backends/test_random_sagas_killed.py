@@ -26,7 +26,7 @@ from tests.sagas.programs import Op, Program, random_program
 from tests.sagas.provider import Provider
 
 # How many programs share the worker processes, and how many there are by default.
-TOGETHER: Final = 25
+TOGETHER: Final = 25 if IS_FULL else 15
 PROGRAMS: Final = 300 if IS_FULL else TOGETHER
 # What a process does to itself in virtual time is a kill here.
 _KILLS: Final = frozenset({"crash", "flaky", "kill", "poison"})

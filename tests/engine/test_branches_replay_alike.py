@@ -70,7 +70,7 @@ async def die_and_go_on(body: Body, seed: int, dies_at: int, *, after_commit: bo
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_crash_at_any_write_changes_nothing_that_was_recorded(body: Body) -> None:
-    for seed in range(times(200)):
+    for seed in range(times(100)):  # random programs of every kind are in tests/fuzz
         whole = simulate(undisturbed(body, seed))
         # Every write in a full campaign; otherwise for the first seeds, and a few for the rest.
         every = range(1, whole.writes)
@@ -84,7 +84,7 @@ def test_a_crash_at_any_write_changes_nothing_that_was_recorded(body: Body) -> N
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_whole_replay_gives_the_same_value_and_runs_nothing(body: Body) -> None:
-    for seed in range(times(200)):
+    for seed in range(times(100)):  # random programs of every kind are in tests/fuzz
         whole = simulate(undisturbed(body, seed))
         value, world = simulate(die_and_go_on(body, seed, whole.writes - 1, after_commit=False))
         first, second = world.values

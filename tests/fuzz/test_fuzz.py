@@ -28,7 +28,7 @@ TOGETHER: Final = 1_000
 
 
 def test_every_attempt_of_a_random_program_goes_the_same_way() -> None:
-    report = run(range(80), Settings(side_by_side=16))
+    report = run(range(60), Settings(side_by_side=16))
     assert report.is_clean, str(report)
 
 
