@@ -16,7 +16,7 @@ SAMPLE: Final = slice(None) if IS_FULL else slice(2, None, 5)
 
 
 def sampled_contract_tests(factory: type[StoreFactory]) -> Callable[[Case], None]:
-    """Return a test like that of `contract_tests`, for a store that repeats another one's code or whose server is slow."""
+    """Return a test like that of `contract_tests`, for a store that has a server or repeats another one's code."""
     cases = [case for case in all_cases() if case.concerns(factory.capabilities)][SAMPLE]
 
     @pytest.mark.sampled

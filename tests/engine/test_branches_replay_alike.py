@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores
 from perdure.errors import DuplicateStep, PersistenceError
-from tests.campaign import IS_FULL, times
+from tests.campaign import IS_FULL
 from tests.engine import worlds
 from tests.engine.bodies import BODIES, Body, World, chains, flow_of
 from tests.patience import PATIENCE
@@ -68,9 +68,13 @@ async def die_and_go_on(body: Body, seed: int, dies_at: int, *, after_commit: bo
     return value, world
 
 
+# Random programs of every kind are in tests/fuzz.
+SEEDS: Final = 200 if IS_FULL else 10
+
+
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_crash_at_any_write_changes_nothing_that_was_recorded(body: Body) -> None:
-    for seed in range(times(100)):  # random programs of every kind are in tests/fuzz
+    for seed in range(SEEDS):
         whole = simulate(undisturbed(body, seed))
         # Every write in a full campaign; otherwise for the first seeds, and a few for the rest.
         every = range(1, whole.writes)
@@ -84,7 +88,7 @@ def test_a_crash_at_any_write_changes_nothing_that_was_recorded(body: Body) -> N
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_whole_replay_gives_the_same_value_and_runs_nothing(body: Body) -> None:
-    for seed in range(times(100)):  # random programs of every kind are in tests/fuzz
+    for seed in range(SEEDS):
         whole = simulate(undisturbed(body, seed))
         value, world = simulate(die_and_go_on(body, seed, whole.writes - 1, after_commit=False))
         first, second = world.values
