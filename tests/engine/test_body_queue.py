@@ -252,6 +252,34 @@ async def test_turns_are_counted_across_slices(monkeypatch: pytest.MonkeyPatch) 
     assert owner.rests[0]
 
 
+async def test_a_turn_that_a_slice_cuts_off_is_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that never rest are in the same order whenever the body counts as resting, however often the host had its turn."""
+    monkeypatch.setattr(body_queue, "SLICE", -1.0)
+    owner = Owner()
+    order: list[int] = []
+    stop = False
+
+    async def work(number: int) -> None:
+        while not stop:
+            order.append(number)
+            await asyncio.sleep(0)
+
+    async def works() -> None:
+        await asyncio.gather(*map(work, range(7)))
+
+    def look() -> None:
+        seen.append(order[-7:])
+
+    def end() -> None:
+        nonlocal stop
+        stop = True
+
+    seen: list[list[int]] = []
+    owner.todo = [look, look, look, end]
+    await owner.run(works())
+    assert seen == [list(range(7))] * 3
+
+
 async def test_the_host_has_its_turn_while_a_body_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_queue, "SLICE", -1.0)
     owner = Owner()

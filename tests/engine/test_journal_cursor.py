@@ -471,4 +471,3 @@ def test_an_entry_that_the_store_has_replaced_is_an_end_only_if_it_is_a_result(p
     record(cursor, entry(1, "a"), is_acknowledged=False)
     cursor.replace(entry(1, "a", phase))
     assert len(cursor.entries) == left
-    assert cursor.is_recorded("a") is bool(left)

@@ -71,6 +71,32 @@ async def emit_beside_call(body: Body, node: Node) -> Any:
         body.note(node.at, "cancelled", call.cancelled())
 
 
+@construct("patch_given_up")
+async def patch_given_up(body: Body, node: Node) -> Any:
+    """Give up a call of `ctx.patched` because of an end that was written just before the patch was recorded.
+
+    Aimed at: whether a cancelled call waits for its end depends on what the body has done, and not on what is in the journal.
+    All calls begin when the emitting has ended. The first step is cancelled by then, and the second one writes as it starts.
+    """
+    step, beside, patch = map(
+        asyncio.create_task,
+        (
+            body.step(body.steps.unwind, f"{node.at} step"),
+            body.step(body.steps.emitting, f"{node.at} beside"),
+            body.ctx.patched(node.at),
+        ),
+    )
+    for item in range(1500):
+        await body.ctx.emit("beside", item)
+    step.cancel()
+    await asyncio.wait([step])
+    patch.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    body.note(node.at, "given up at once", patch.done())
+    return await asyncio.gather(beside, patch, return_exceptions=True)
+
+
 @construct("short_scopes", "anyio")
 async def short_scopes(body: Body, node: Node) -> Any:
     """Cut steps off by scopes of anyio, whose timers fire a little early on uvloop and are armed again.

@@ -181,6 +181,7 @@ class BodyQueue(TaskCreator):
         "_count",
         "_foreign",
         "_instants",
+        "_left_of_turn",
         "_methods",
         "_new_handle",
         "_owner",
@@ -235,7 +236,8 @@ class BodyQueue(TaskCreator):
         # The callback that the pump calls just now; inside that of a timer, the timer.
         self.callback: Any = None
         self.timer: BodyTimer | None = None
-        self._count = self._turns = 0
+        # How many tasks were made, how many turns the queue has had since the last rest, and what is left of the present one.
+        self._count = self._turns = self._left_of_turn = 0
         self.is_idle = True
         self.is_pumping = False
         # Whether functions of steps run in tasks of the body.
@@ -288,15 +290,15 @@ class BodyQueue(TaskCreator):
         if self.is_over or self.is_pumping:
             return
         ready, popleft, owner = self.ready, self.ready.popleft, self._owner
-        turns, calls, again, is_spinning, began = self._turns, 0, False, False, _perf()
+        turns, left, calls, again, is_spinning, began = self._turns, self._left_of_turn, 0, False, False, _perf()
         end = began + SLICE
-        self.is_pumping, self.is_idle, self._turns = True, False, 0
+        self.is_pumping, self.is_idle, self._turns, self._left_of_turn = True, False, 0, 0
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalize)
         try:
             while owner is not None:
                 while ready:
-                    for _ in range(len(ready)):
+                    for left in range((left or len(ready)) - 1, -1, -1):
                         context, callback, args = handle = popleft()
                         if context is not None:
                             self.callback = callback
@@ -308,7 +310,7 @@ class BodyQueue(TaskCreator):
                                 self._report(handle, error)
                         calls += 1
                         if not calls % _LOOK_EVERY and _perf() > end:
-                            again, self._turns = True, turns
+                            again, self._turns, self._left_of_turn = True, turns, left
                             return
                     turns += 1
                     if turns >= TURNS:

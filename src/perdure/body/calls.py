@@ -61,9 +61,8 @@ class Call(AskingCall):
         # Whether this drive has recorded that.
         self.is_recorded_now = False
 
-    def must_end(self, *, is_recorded: bool) -> bool:
+    def must_end(self) -> bool:
         """Return whether the call, which is cancelled, waits for its end, because it may have started."""
-        del is_recorded
         return self.is_settled and not self.is_wait
 
     def start(self) -> None:
@@ -270,7 +269,7 @@ class Calls:
 
     def _cancel(self, call: Call) -> None:
         """The body has cancelled the call, which has no entry yet. Raises if nothing more will come."""
-        if not call.must_end(is_recorded=self.cursor.is_recorded(call.key)):
+        if not call.must_end():
             self.cursor.withdraw(call)
             self.free(call.key)
             call.withdrawn()

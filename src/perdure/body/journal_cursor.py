@@ -86,8 +86,7 @@ class JournalCursor(Generic[C]):
         self.missing: dict[str, Entry] = {}
         self._owed = owed
         self._retired = retired
-        # The keys that have a result in the journal, and what each key stands for.
-        self.closed = {entry.key for entry in self.entries if entry.phase == "close"}
+        # What each key stands for.
         self.kinds: dict[str, Kind] = {entry.key: entry.kind for entry in self.entries}
         self._dangling = _dangling(self.entries)
         # Whether unchanged code asks for waits that were begun, too.
@@ -311,8 +310,6 @@ class JournalCursor(Generic[C]):
     def append(self, entry: Entry) -> None:
         """An end of a call, a timer, or the cancellation of the run was recorded just now."""
         self.entries.append(entry)
-        if entry.phase == "close":
-            self.closed.add(entry.key)
         self.kinds.setdefault(entry.key, entry.kind)
 
     def replace(self, entry: Entry) -> None:
@@ -324,13 +321,8 @@ class JournalCursor(Generic[C]):
             self.entries[at] = entry
         else:
             del self.entries[at]
-            self.closed.discard(entry.key)
 
     # What may begin.
-
-    def is_recorded(self, key: str) -> bool:
-        """Return whether the journal has a result of this key."""
-        return key in self.closed
 
     def is_known(self, key: str) -> bool:
         """Return whether the journal has an entry of this key."""

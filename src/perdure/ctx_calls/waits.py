@@ -296,14 +296,12 @@ class PatchCall(Call):
         self._drive = drive
         self.name = name
 
-    def must_end(self, *, is_recorded: bool) -> bool:
-        """Return whether it was recorded, which is when it began: a later call of the key would find that otherwise."""
-        return self.has_begun and is_recorded
-
     def start(self) -> None:
         """The journal ends here: the run takes the new code, and that is recorded."""
         now = self._drive.clock.now()
         self._drive.record(self, name=self.name, payload=b"true", started_at=now, ended_at=now)
+
+    end_unstarted = start
 
     def load(self, entry: Entry) -> tuple[Any, BaseException | None]:
         del entry
