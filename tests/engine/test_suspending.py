@@ -11,9 +11,10 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.errors import RunFinished, Unloaded
+from perdure.testing.counted_store import CountedStore
 from tests.engine.own_waits import own_wait
 from tests.engine.worlds import world
-from tests.patience import turns
+from tests.patience import PATIENCE, turns
 from tests.simulation import HeldBack, LoopClock, simulate
 
 Body = Callable[[Context[Any], "Log"], Awaitable[Any]]
@@ -295,3 +296,43 @@ async def test_branches_still_waiting_when_the_body_returns_are_cancelled() -> N
     async with world(flow) as here:
         assert await here.runtime.run(flow, id="run") == Ok("done")
     assert cancelled == ["background"]
+
+
+async def test_a_child_that_ends_while_its_parent_is_about_to_suspend_lets_it_end() -> None:
+    """What has reached a run by the time its last write is sent keeps it in memory."""
+    may_end, ended = asyncio.Event(), asyncio.Event()
+
+    class Store(CountedStore):
+        async def _call(self, verb: str, method: Any, args: Any, options: Any) -> Any:
+            if options.get("items"):  # the parent, which waits for its child, writes these before it leaves memory
+                may_end.set()
+                await ended.wait()
+                await turns()
+            reply = await super()._call(verb, method, args, options)
+            if verb == "get" and reply is not None and reply.ended:
+                ended.set()
+            return reply
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            await may_end.wait()
+            raise
+
+    async def child(ctx: Context[Any]) -> None:
+        await ctx.step(stubborn)
+
+    async def parent(ctx: Context[Any]) -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await ctx.child(Workflow("child", child))
+        except TimeoutError:
+            await ctx.emit("items", 1)
+        return "ended"
+
+    flows = [Workflow("parent", parent), Workflow("child", child)]
+    async with Runtime(Store(stores.memory()), flows, unload_grace=0) as runtime:
+        run = await runtime.start(flows[0], id="run")
+        async with asyncio.timeout(5):
+            assert await run == "ended"

@@ -1054,10 +1054,12 @@ class Drive:
         try:
             if self._progress is not None:
                 await self._progress.flush()
+            await self.recorder.pause()
             is_cancelled_now = self._closing_task is None and (self.cancellation.is_next or self.cancellation.is_on_its_way)
             is_at_work = bool(self.at_work) or self._is_closing_by_itself
             cursor, is_busy = self.calls.cursor, is_at_work or self.waits.has_due() or self._attention.done()
             if is_busy or cursor.entries or cursor.has_unstarted or is_cancelled_now:
+                self.recorder.resume()
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
                 if self.undoes and (stuck := await self._find_stuck_child()) is not None:
@@ -1082,6 +1084,7 @@ class Drive:
                 self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
             self.recorder.report_written()
         if signals:
+            self.recorder.resume()
             self.waits.receive(signals)
             return None
         await self._end_body()

@@ -283,17 +283,13 @@ class Recorder:
         self._acknowledged_seq = self._reported_seq = self._last_to_send = 0
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
-        """Record what is left and give up the lease. Return the awaited signals if there are some; then the run goes on."""
-        entries, consume = await self._what_is_left()
+        """Record what is left and give up the lease, after `pause`. Return the awaited signals if there are some instead."""
+        entries, consume = self._take()
         now = self._clock.store_now()
         suspending = self._store.suspend(
             self._lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
         )
-        signals = await self._await_reply(suspending, lambda signals: self._let_go(entries, signals))
-        if signals:
-            self._is_closing = False
-            self.flush()
-        return signals
+        return await self._await_reply(suspending, lambda signals: self._let_go(entries, signals))
 
     async def record_rest(self) -> None:
         """Record what is left. The run is not given back: its lease ends by itself."""
@@ -343,10 +339,12 @@ class Recorder:
         self.on_items_written = nothing
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
-        """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply.
+        """The entries and inbox rows that go with the last write of the drive, once `pause` has returned."""
+        await self.pause()
+        return self._take()
 
-        Items that are left are in the store by then.
-        """
+    async def pause(self) -> None:
+        """Return when the write in flight has its reply, and items are in the store. Nothing is written then until `resume`."""
         self._is_closing = True
         if self._writing is not None:
             await self.abandon()
@@ -354,7 +352,11 @@ class Recorder:
             raise self._failure
         if self.items:
             await self._record_items()
-        return self._take()
+
+    def resume(self) -> None:
+        """Write again, since the run stays in memory."""
+        self._is_closing = False
+        self.flush()
 
     async def _record_items(self) -> None:
         items, self.items = self.items, []
