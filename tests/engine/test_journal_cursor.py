@@ -30,12 +30,6 @@ def ask(cursor: Cursor, *keys: str, kind: Kind = "step") -> list[AskingCall]:
     return calls
 
 
-def rest(cursor: Cursor) -> None:
-    """A rest of the body at which nothing keeps calls back."""
-    cursor.settle()
-    cursor.begin()
-
-
 def delivered(cursor: Cursor) -> list[str]:
     """Return the keys of what reaches the body from now on, passing over nothing."""
     found: list[str] = []
@@ -57,7 +51,7 @@ def record(cursor: Cursor, recorded: Entry, *, is_acknowledged: bool = True) -> 
 def test_entries_reach_their_calls_in_the_order_of_the_journal_whatever_the_order_of_the_calls() -> None:
     cursor = replaying(entry(1, "a"), entry(2, "b"), entry(3, "c"))
     ask(cursor, "c", "a", "b")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a", "b", "c"]
     assert cursor.look().what == "used up"
 
@@ -65,7 +59,7 @@ def test_entries_reach_their_calls_in_the_order_of_the_journal_whatever_the_orde
 def test_an_entry_that_nobody_asks_for_keeps_back_those_after_it() -> None:
     cursor = replaying(entry(1, "a"), entry(2, "b"))
     ask(cursor, "b")
-    rest(cursor)
+    cursor.settle()
     found = cursor.look()
     assert (found.what, found.entry and found.entry.key) == ("unasked", "a")
 
@@ -73,7 +67,7 @@ def test_an_entry_that_nobody_asks_for_keeps_back_those_after_it() -> None:
 def test_an_entry_is_delivered_once_the_store_has_acknowledged_it_and_not_before() -> None:
     cursor = replaying()
     ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     record(cursor, entry(1, "a"), is_acknowledged=False)
     assert cursor.look().what == "unacknowledged"
     cursor.acknowledged = 1
@@ -83,7 +77,7 @@ def test_an_entry_is_delivered_once_the_store_has_acknowledged_it_and_not_before
 def test_without_a_store_an_entry_is_delivered_at_once() -> None:
     cursor: Cursor = JournalCursor((), has_store=False)
     ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     record(cursor, entry(1, "a"), is_acknowledged=False)
     cursor.acknowledged = max(cursor.acknowledged, 0)
     assert delivered(cursor) == ["a"]
@@ -93,7 +87,7 @@ def test_delivering_moves_the_time_of_the_body_and_never_back() -> None:
     late = entry(5, "a")
     cursor = replaying(late, Entry(seq=6, key="b", ended_at=1))
     ask(cursor, "a", "b")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a", "b"]
     assert (cursor.last_at, cursor.last_seq) == (50, 6)
 
@@ -102,7 +96,7 @@ def test_delivering_moves_the_time_of_the_body_and_never_back() -> None:
 def test_a_timer_and_the_cancellation_of_the_run_wait_until_they_are_taken(kind: Kind) -> None:
     cursor = replaying(entry(1, "x", kind=kind), entry(2, "a"))
     ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == {"timer": "timer", "cancel": "cancellation"}[kind]
     assert cursor.take_next() == 10
     assert cursor.last_seq == 1
@@ -118,7 +112,7 @@ def prepare_nothing(cursor: Cursor) -> None:
 
 def prepare_waiting(cursor: Cursor) -> None:
     ask(cursor, "other")
-    rest(cursor)
+    cursor.settle()
 
 
 def prepare_unsettled_then_withdrawn(cursor: Cursor) -> None:
@@ -164,57 +158,46 @@ def test_taking_the_next_entry_counts_as_a_call() -> None:
     assert cursor.calls_made == 2
 
 
-# From asking to beginning.
+# From asking to starting.
 
 
-def test_a_call_begins_at_the_rest_after_it_was_settled_and_in_the_order_of_the_calls() -> None:
+def test_a_call_is_settled_at_the_next_rest_and_started_in_the_order_of_the_calls() -> None:
     cursor = replaying()
     first, second = ask(cursor, "b", "a")
-    cursor.begin()
-    assert cursor.take_begun() == []
+    assert cursor.take_settled() == []
     assert cursor.has_unstarted
-    rest(cursor)
-    assert (first.is_settled, first.has_begun) == (True, True)
-    assert cursor.take_begun() == [first, second]
-    assert cursor.take_begun() == []
-
-
-def test_a_settled_call_begins_later_if_something_keeps_calls_back() -> None:
-    cursor = replaying()
-    (call,) = ask(cursor, "a")
     cursor.settle()
-    assert (call.is_settled, call.has_begun, cursor.take_begun()) == (True, False, [])
-    cursor.begin()
-    assert cursor.take_begun() == [call]
+    assert first.is_settled
+    assert cursor.has_unstarted
+    assert cursor.take_settled() == [first, second]
+    assert cursor.take_settled() == []
+    assert not cursor.has_unstarted
 
 
-@pytest.mark.parametrize("is_settled", [False, True])
-def test_a_withdrawn_call_never_begins(is_settled: bool) -> None:
+def test_a_call_that_was_withdrawn_before_it_was_settled_never_is() -> None:
     cursor = replaying()
     (call,) = ask(cursor, "a")
-    if is_settled:
-        cursor.settle()
     cursor.withdraw(call)
-    rest(cursor)
-    assert not call.has_begun
-    assert cursor.take_begun() == []
+    cursor.settle()
+    assert not call.is_settled
+    assert cursor.take_settled() == []
     assert cursor.asked == {}
 
 
-def test_a_call_that_has_begun_and_is_withdrawn_is_not_started() -> None:
+def test_a_settled_call_that_is_withdrawn_is_not_started() -> None:
     cursor = replaying()
     (call,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     cursor.withdraw(call)
-    assert cursor.take_begun() == []
+    assert cursor.take_settled() == []
 
 
 def test_a_call_whose_entry_was_delivered_is_not_started() -> None:
     cursor = replaying(entry(1, "a"))
     ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a"]
-    assert cursor.take_begun() == []
+    assert cursor.take_settled() == []
 
 
 # Openings.
@@ -223,7 +206,7 @@ def test_a_call_whose_entry_was_delivered_is_not_started() -> None:
 def test_what_was_begun_goes_to_its_call_without_reaching_the_body() -> None:
     cursor = replaying(entry(1, "a", "open"), entry(2, "a"))
     (call,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a"]
     assert [opening.seq for opening in call.opened] == [1]
 
@@ -232,10 +215,10 @@ def test_what_was_begun_twice_under_a_key_goes_to_the_calls_in_their_order() -> 
     """The first call was given up after it had begun; its key was used again."""
     cursor = replaying(entry(1, "a", "open", "sleep"), entry(2, "a", "cancel", "sleep"), entry(3, "a", "open", "sleep"))
     (first,) = ask(cursor, "a", kind="sleep")
-    rest(cursor)
+    cursor.settle()
     cursor.withdraw(first)
     (second,) = ask(cursor, "a", kind="sleep")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == "used up"
     assert [opening.seq for opening in first.opened] == [1]
     assert [opening.seq for opening in second.opened] == [3]
@@ -244,7 +227,7 @@ def test_what_was_begun_twice_under_a_key_goes_to_the_calls_in_their_order() -> 
 def test_a_call_that_is_tried_again_gets_every_opening() -> None:
     cursor = replaying(entry(1, "a", "open"), entry(2, "a", "open"), entry(3, "a"))
     (call,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a"]
     assert [opening.seq for opening in call.opened] == [1, 2]
     assert cursor.openings["a"].seq == 2
@@ -261,7 +244,7 @@ def test_an_opening_without_a_call_is_waited_for() -> None:
 def test_the_cancellation_of_a_step_is_delivered_to_the_call_that_waits_for_it() -> None:
     cursor = replaying(entry(1, "a", "cancel"))
     (call,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == "unasked"  # the body has not cancelled it yet
     call.is_cancelled = True
     assert delivered(cursor) == ["a"]
@@ -270,7 +253,7 @@ def test_the_cancellation_of_a_step_is_delivered_to_the_call_that_waits_for_it()
 def test_the_cancellation_of_a_wait_that_was_withdrawn_is_passed() -> None:
     cursor = replaying(entry(1, "a", "cancel", "sleep"), entry(2, "b"))
     (call,) = ask(cursor, "a", kind="sleep")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == "unasked"  # the body still waits
     cursor.withdraw(call)
     ask(cursor, "b")
@@ -280,7 +263,7 @@ def test_the_cancellation_of_a_wait_that_was_withdrawn_is_passed() -> None:
 def test_a_wait_that_was_withdrawn_once_accounts_for_one_cancellation() -> None:
     cursor = replaying(entry(1, "a", "cancel", "sleep"), entry(2, "a", "cancel", "sleep"))
     (call,) = ask(cursor, "a", kind="sleep")
-    rest(cursor)
+    cursor.settle()
     cursor.withdraw(call)
     found = cursor.look()
     assert (found.what, found.entry and found.entry.seq) == ("unasked", 2)
@@ -299,7 +282,7 @@ def test_withdrawing_a_call_does_not_withdraw_the_next_one_of_its_key() -> None:
     cursor.withdraw(first)
     (second,) = ask(cursor, "a")
     cursor.withdraw(first)
-    rest(cursor)
+    cursor.settle()
     found = cursor.look()
     assert (found.what, found.call) == ("deliver", second)
 
@@ -307,11 +290,11 @@ def test_withdrawing_a_call_does_not_withdraw_the_next_one_of_its_key() -> None:
 def test_what_was_begun_under_a_key_that_was_cancelled_before_goes_to_the_later_call() -> None:
     cursor = replaying(entry(1, "a", "cancel"), entry(2, "a", "open"))
     (first,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     first.is_cancelled = True
     assert delivered(cursor) == ["a"]
     (second,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == "used up"
     assert (len(first.opened), len(second.opened)) == (0, 1)
 
@@ -325,7 +308,7 @@ def test_what_was_passed_over_is_delivered_when_it_is_asked_for_after_all() -> N
     assert cursor.missing_keys() == ["a"]
     ask(cursor, "a", "b")
     assert cursor.missing_keys() == []
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a", "b"]
 
 
@@ -334,7 +317,7 @@ def test_of_what_was_passed_over_the_earliest_is_delivered_first() -> None:
     cursor.pass_over()
     cursor.pass_over()
     ask(cursor, "b", "a")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a", "b"]
 
 
@@ -343,7 +326,7 @@ def test_what_was_begun_and_passed_over_goes_to_a_call_that_asks_late() -> None:
     cursor.pass_over()
     cursor.pass_over()
     (call,) = ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     assert delivered(cursor) == ["a"]
     assert [opening.seq for opening in call.opened] == [1]
 
@@ -352,17 +335,17 @@ def test_a_call_that_is_to_get_what_was_passed_over_does_not_start() -> None:
     cursor = replaying(entry(1, "a"))
     cursor.pass_over()
     ask(cursor, "a")
-    rest(cursor)
-    assert cursor.take_begun() == []
+    cursor.settle()
+    assert cursor.take_settled() == []
 
 
 def test_while_something_is_missing_new_calls_are_kept_back_and_known_ones_start() -> None:
     cursor = replaying(entry(1, "begun", "open"), entry(2, "gone"), owed={2})
     known, new = ask(cursor, "begun", "new")
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().what == "unasked"
     cursor.pass_over()
-    assert cursor.take_begun() == [known]
+    assert cursor.take_settled() == [known]
     assert cursor.new_call() is new
 
 
@@ -370,10 +353,10 @@ def test_a_cancelled_call_ends_although_something_is_missing() -> None:
     cursor = replaying(entry(1, "gone"))
     (call,) = ask(cursor, "new")
     call.is_cancelled = True
-    rest(cursor)
+    cursor.settle()
     cursor.pass_over()
     assert cursor.new_call() is None
-    assert cursor.take_begun() == [call]
+    assert cursor.take_settled() == [call]
 
 
 @pytest.mark.parametrize(
@@ -445,11 +428,11 @@ def test_calls_that_follow_another_get_its_entry_after_it_in_their_order() -> No
     followers = ask(cursor, "a\0x", "a\0y")
     for follower in followers:
         cursor.follow(first, follower)
-    rest(cursor)
+    cursor.settle()
     found = [cursor.look() for _ in range(3)]
     assert [(each.what, each.call) for each in found] == [("deliver", call) for call in (first, *followers)]
     assert cursor.asked == {}
-    assert cursor.take_begun() == []
+    assert cursor.take_settled() == []
 
 
 def test_a_follower_that_was_withdrawn_gets_nothing() -> None:
@@ -457,7 +440,7 @@ def test_a_follower_that_was_withdrawn_gets_nothing() -> None:
     (first,) = ask(cursor, "a")
     (follower,) = ask(cursor, "a\0x")
     cursor.follow(first, follower)
-    rest(cursor)
+    cursor.settle()
     assert cursor.look().call is first
     cursor.withdraw(follower)
     assert cursor.look().what == "used up"
@@ -467,7 +450,7 @@ def test_a_follower_that_was_withdrawn_gets_nothing() -> None:
 def test_an_entry_that_the_store_has_replaced_is_an_end_only_if_it_is_a_result(phase: Phase, left: int) -> None:
     cursor = replaying()
     ask(cursor, "a")
-    rest(cursor)
+    cursor.settle()
     record(cursor, entry(1, "a"), is_acknowledged=False)
     cursor.replace(entry(1, "a", phase))
     assert len(cursor.entries) == left

@@ -4,9 +4,8 @@ A body is a function of its input and of the entries that were delivered to it, 
 is the next one, the store has it, and a call of the body has asked for it: on the first run as on every replay. Entries that no
 body sees (what was begun, when a step is tried again) belong to the call that they are about.
 
-A call goes through four states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it; it *begins* at
-a rest at which nothing keeps calls back (live it starts, on a replay it is known to have started); and its entry is *delivered*.
-A call may be *withdrawn* before that.
+A call goes through three states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it, and it may
+start; and its entry is *delivered*. A call may be *withdrawn* before that.
 
 The next entry may be one that nobody asks for: the code has changed, or a task of the body is busy with I/O of its own and will
 ask later. The drive knows how long to wait for that. Then the entry is *passed over*: it stays known by its key, and is delivered
@@ -34,7 +33,7 @@ What: TypeAlias = Literal["deliver", "timer", "cancellation", "unacknowledged", 
 class AskingCall:
     """A call of the body, as far as the journal is concerned."""
 
-    __slots__ = ("has_begun", "is_cancelled", "is_settled", "is_withdrawn", "key", "kind", "opened")
+    __slots__ = ("is_cancelled", "is_settled", "is_withdrawn", "key", "kind", "opened")
 
     def __init__(self, key: str, kind: Kind) -> None:
         self.key = key
@@ -42,7 +41,6 @@ class AskingCall:
         # What was recorded of it before its result.
         self.opened: list[Entry] = []
         self.is_settled = False
-        self.has_begun = False
         self.is_withdrawn = False
         # Whether the body has cancelled it, and waits for its end.
         self.is_cancelled = False
@@ -71,15 +69,14 @@ class JournalCursor(Generic[C]):
         self.acknowledged = sys.maxsize if not has_store else self.entries[-1].seq if self.entries else 0
         # The calls that wait for an entry, by key, in the order in which they were made.
         self.asked: dict[str, C] = {}
-        # Those that are not settled; that are, and have not begun; that have, and were not started.
+        # Those that are not settled, and those that are, and were not started.
         self.unsettled: list[C] = []
-        self.settled: list[C] = []
-        self.begun: dict[C, None] = {}
-        # Calls that have begun and whose opening was not passed, by key.
+        self.settled: dict[C, None] = {}
+        # Settled calls whose opening was not passed, by key.
         self._unopened: dict[str, deque[C]] = {}
         # How many calls of each key were withdrawn whose cancellation was not passed.
         self._withdrawn: Counter[str] = Counter()
-        # The keys of calls that were withdrawn, begun or not: their results are not missing.
+        # The keys of calls that were withdrawn, settled or not: their results are not missing.
         self._given_up: set[str] = set()
         # Passed over, by key; and those of them that unchanged code asks for.
         self._loose: dict[str, deque[Entry]] = {}
@@ -143,8 +140,8 @@ class JournalCursor(Generic[C]):
             del self.asked[call.key]
         call.is_withdrawn = True
         self._given_up.add(call.key)
-        if call.has_begun:
-            self.begun.pop(call, None)
+        if call.is_settled:
+            self.settled.pop(call, None)
             self._withdrawn[call.key] += 1
 
     # What happens at a rest.
@@ -152,37 +149,30 @@ class JournalCursor(Generic[C]):
     def settle(self) -> None:
         """The body rests: what was asked since the last rest is settled."""
         for call in self.unsettled:
-            call.is_settled = True
-        self.settled += self.unsettled
+            if not call.is_withdrawn:
+                call.is_settled = True
+                self.settled[call] = None
+                if self.entries:
+                    self._unopened.setdefault(call.key, deque()).append(call)
         self.unsettled.clear()
 
     @property
     def has_unstarted(self) -> bool:
         """Whether a call was made that was not started."""
-        return bool(self.unsettled or self.settled or self.begun)
+        return bool(self.unsettled or self.settled)
 
-    def begin(self) -> None:
-        """Nothing keeps calls back at this rest: those that are settled have begun."""
-        for call in self.settled:
-            if not call.is_withdrawn:
-                call.has_begun = True
-                self.begun[call] = None
-                if self.entries:
-                    self._unopened.setdefault(call.key, deque()).append(call)
-        self.settled.clear()
-
-    def take_begun(self) -> list[C]:
+    def take_settled(self) -> list[C]:
         """Return the calls that are to be started now, in the order in which they were made.
 
         While something is missing, those stay of which the journal knows nothing; always those that get what was passed over.
         """
         if not self._loose:  # and so nothing is missing
-            starting = list(self.begun)
-            self.begun.clear()
+            starting = list(self.settled)
+            self.settled.clear()
             return starting
-        starting = [call for call in self.begun if call.key not in self._loose and not (self.missing and self.is_new(call))]
+        starting = [call for call in self.settled if call.key not in self._loose and not (self.missing and self.is_new(call))]
         for call in starting:
-            del self.begun[call]
+            del self.settled[call]
         return starting
 
     def is_new(self, call: C) -> bool:
@@ -191,7 +181,7 @@ class JournalCursor(Generic[C]):
 
     def new_call(self) -> C | None:
         """Return the first call that is kept back because something is missing."""
-        return next((call for call in self.begun if self.is_new(call)), None)
+        return next((call for call in self.settled if self.is_new(call)), None)
 
     def look(self) -> Next[C]:
         """Return what comes next. `deliver` is taken by this; for the rest the drive calls `take_next` or `pass_over`."""
@@ -225,7 +215,7 @@ class JournalCursor(Generic[C]):
             entry, follower = self._following.popleft()
             if not follower.is_withdrawn:
                 self.asked.pop(follower.key, None)
-                self.begun.pop(follower, None)
+                self.settled.pop(follower, None)
                 return Next("deliver", entry, follower)
         return None
 
@@ -292,7 +282,7 @@ class JournalCursor(Generic[C]):
 
     def _deliver(self, entry: Entry, call: C) -> Next[C]:
         del self.asked[entry.key]
-        self.begun.pop(call, None)
+        self.settled.pop(call, None)
         waiting = self._unopened.get(entry.key)
         if waiting and waiting[0] is call:
             waiting.popleft()

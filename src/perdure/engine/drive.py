@@ -437,9 +437,7 @@ class Drive:
             return self._closing_task is not None
         if calls.holds:
             return self._end_hold()
-        if cursor.settled:
-            cursor.begin()
-        if cursor.begun and self.is_live and not self.cancellation.is_on_its_way:
+        if cursor.settled and self.is_live and not self.cancellation.is_on_its_way:
             self._start_calls()
         return self._give_next(is_spinning=is_spinning)
 
@@ -455,10 +453,10 @@ class Drive:
         return True
 
     def _start_calls(self) -> None:
-        """Start the calls that have begun, in the order in which they were made."""
+        """Start the calls that are settled, in the order in which they were made."""
         if self.must_stop:
             return
-        for call in self.calls.cursor.take_begun():
+        for call in self.calls.cursor.take_settled():
             if call.is_cancelled:
                 call.end_unstarted()
             else:
