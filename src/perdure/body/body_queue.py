@@ -298,7 +298,8 @@ class BodyQueue(TaskCreator):
         try:
             while owner is not None:
                 while ready:
-                    for left in range((left or len(ready)) - 1, -1, -1):
+                    turn, left = left or len(ready), 0
+                    for done in range(1, turn + 1):
                         context, callback, args = handle = popleft()
                         if context is not None:
                             self.callback = callback
@@ -310,7 +311,7 @@ class BodyQueue(TaskCreator):
                                 self._report(handle, error)
                         calls += 1
                         if not calls % _LOOK_EVERY and _perf() > end:
-                            again, self._turns, self._left_of_turn = True, turns, left
+                            again, self._turns, self._left_of_turn = True, turns, turn - done
                             return
                     turns += 1
                     if turns >= TURNS:

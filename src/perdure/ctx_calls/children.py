@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
@@ -31,7 +31,7 @@ from perdure.ctx_calls.step_calls import compare_arguments, load_result
 from perdure.engine.child_runs import ChildRuns, StartedChild
 from perdure.engine.drive import Drive
 from perdure.engine.event_publisher import EventPublisher
-from perdure.engine.timers_and_signals import Wait
+from perdure.engine.timers_and_signals import Wait, nothing
 from perdure.errors import (
     InvalidInput,
     LeaseHeld,
@@ -412,9 +412,18 @@ class CalledChild(Call):
 
     async def _wait_for_row(self) -> None:
         """Return when a row about this child is in the inbox. It is consumed by the next record."""
+        drive = self._drive
         if self._consume is not None:
-            self._drive.recorder.consume(self._consume)  # it was older than the child's last end
-        self._consume = (await wait_for_row(self._drive, self, self.started)).seq
+            drive.recorder.consume(self._consume)  # it was older than the child's last end
+        drive.at_work.discard(self)
+        # At work again as soon as the row arrives: the run must not leave memory before this goes on.
+        wait, arrived = open_wait(drive, self.started, partial(drive.at_work.add, self))
+        drive.body.schedule()
+        try:
+            self._consume = (await arrived).seq
+        finally:
+            drive.waits.remove(wait)
+            drive.at_work.add(self)
 
 
 def _runs_of(drive: Drive) -> ChildRuns:
@@ -443,32 +452,30 @@ def _outcome_of(child_id: str, row: RunRow | None) -> tuple[bool, bytes]:
     return False, store_exception(unknown) if row.outcome is None else row.outcome
 
 
-async def wait_for_row(drive: Drive, working: object, child: StartedChild) -> Signal:
-    """Return the next inbox row about this child. While `working` waits for it the run may leave memory; None is the closing."""
+def open_wait(drive: Drive, child: StartedChild, on_arrival: Callable[[], None]) -> tuple[Wait, asyncio.Future[Signal]]:
+    """Open a wait for the next inbox row about this child."""
     arrived: asyncio.Future[Signal] = asyncio.get_running_loop().create_future()
 
     def receive(signal: Signal | None) -> None:
         drive.children.arrived_at = drive.clock.now()
-        if working is not None:
-            drive.at_work.add(working)  # now: the run must not leave memory before this goes on
+        on_arrival()
         if not arrived.done() and signal is not None:
             arrived.set_result(signal)
 
     wait = Wait(child.seq, None, receive, child.address, is_immediate=True)
-    if working is None:
-        drive.closing_waits_for = arrived
-    else:
-        drive.at_work.discard(working)
     drive.waits.add(wait)
-    drive.body.schedule()
-    try:
-        return await arrived
-    finally:
-        drive.waits.remove(wait)
-        if working is None:
-            drive.closing_waits_for = None
-        else:
-            drive.at_work.add(working)
+    return wait, arrived
+
+
+async def wait_for_any(drive: Drive, calls: Sequence[Call]) -> None:
+    """Return when the entry of one more of these calls is delivered, for the closing of the run."""
+    waiting = [call for call in calls if call.entry is None]
+    if not waiting:
+        return
+    delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for call in waiting:
+        call.waiters.append(delivered)
+    await drive.wait_to_close(delivered)
 
 
 def are_over(drive: Drive) -> bool:
@@ -487,15 +494,7 @@ def _forgotten(drive: Drive) -> Iterator[Entry]:
     yield from (entry for entry in last.values() if entry.phase == "open" and entry.seq not in started)
 
 
-class ClosingWaits(Protocol):
-    """How the closing of a run waits, outside the body."""
-
-    async def wait_for(self, call: Call) -> None: ...
-    async def wait_for_any(self, calls: Sequence[Call]) -> None: ...
-    async def wait_on_host(self, future: asyncio.Future[Any]) -> None: ...
-
-
-async def end_children(drive: Drive, closing: ClosingWaits, *, must_cancel: bool) -> BaseException | None:
+async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | None:
     """Return when every child of a function that has ended is over, but those that are detached; the error of one that failed.
 
     Children that the function has not awaited are awaited now. When one fails, and with `must_cancel` at once, the others are
@@ -510,16 +509,16 @@ async def end_children(drive: Drive, closing: ClosingWaits, *, must_cancel: bool
     error = next((found for call in children.handles if (found := call.failure()) is not None), None)
     for call in attached:
         if error is None and not must_cancel:
-            await closing.wait_for_any(attached)
+            await wait_for_any(drive, attached)
             error = next((found for call in attached if (found := call.failure()) is not None), None)
     for call in attached:
         if call.entry is None and not call.is_cancelled:
             call.is_cancelled = True
             call.stop()
     for call in attached:
-        await closing.wait_for(call)
+        await wait_for_any(drive, [call])
     for pending in [*(call.started.created for call in calls if call.started.is_detached), *children.requests]:
-        await closing.wait_on_host(pending)
+        await drive.wait_to_close(pending)
     left = [child for child in children.started if not child.is_over and not child.is_detached]
     if left and children.runs is not None:
         await _end_given_up(drive, left)
@@ -540,7 +539,12 @@ async def _end_given_up(drive: Drive, children: Sequence[StartedChild]) -> None:
     await _each(running, partial(_runs_of(drive).cancel, undo=drive.undoes))
     for child in running:
         while (row := await _runs_of(drive).get(child.id)) is not None and not row.ended:
-            drive.recorder.consume((await wait_for_row(drive, None, child)).seq)
+            wait, arrived = open_wait(drive, child, nothing)
+            try:
+                await drive.wait_to_close(arrived)
+            finally:
+                drive.waits.remove(wait)
+            drive.recorder.consume(arrived.result().seq)
         child.is_over = True
 
 

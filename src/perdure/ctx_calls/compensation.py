@@ -15,15 +15,13 @@ do: while it goes on by itself none is delivered. A run that leaves memory is no
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.body.calls import Call
-from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_open_child, read_outcome
+from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_open_child, read_outcome, wait_for_any
 from perdure.ctx_calls.step_calls import CalledStep, StepCall
 from perdure.engine.drive import Drive
 from perdure.errors import COMPENSATION_PREFIX, CompensationFailed, NotUndone, PersistenceError, RunCancelled, RunDiverged
@@ -84,7 +82,7 @@ class Closing:
 
     async def close(self, result: Any) -> Any:
         """End children and compensate. Return the run's result: the function's, a child's error or `CompensationFailed`."""
-        failed_child = await end_children(self._drive, self, must_cancel=isinstance(result, Err) or self._is_cancelled)
+        failed_child = await end_children(self._drive, must_cancel=isinstance(result, Err) or self._is_cancelled)
         if failed_child is not None:
             result = Err(failed_child)
         if not self._must_undo(result):
@@ -187,32 +185,8 @@ class Closing:
         drive.calls.use(step.key, "step")
         call = CalledStep(drive, step)
         drive.calls.cursor.ask(call)
-        await self.wait_for(call)
+        await wait_for_any(drive, [call])
         call.result()
-
-    async def wait_for(self, call: Call) -> None:
-        """Return when the entry of this call is delivered."""
-        await self.wait_for_any([call])
-
-    async def wait_for_any(self, calls: Sequence[Call]) -> None:
-        """Return when the entry of one more of these calls is delivered. The run may leave memory meanwhile."""
-        waiting = [call for call in calls if call.entry is None]
-        if not waiting:
-            return
-        delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for call in waiting:
-            call.waiters.append(delivered)
-        await self.wait_on_host(delivered)
-
-    async def wait_on_host(self, future: asyncio.Future[Any]) -> None:
-        """Return when this is done. Other things may happen in the run meanwhile."""
-        drive = self._drive
-        drive.closing_waits_for = future
-        drive.body.schedule()
-        try:
-            await asyncio.wait([future])
-        finally:
-            drive.closing_waits_for = None
 
     def forget(self) -> None:
         """Drop the references to calls and functions, so that the drive is freed without the garbage collector."""

@@ -226,7 +226,7 @@ class Drive:
         # What is left to do when the function has ended, or has no more time.
         self._closing_task: asyncio.Future[None] | None = None
         # What the closing needs before it goes on: an entry of the journal, or something outside the run.
-        self.closing_waits_for: asyncio.Future[Any] | None = None
+        self._closing_waits_for: asyncio.Future[Any] | None = None
         self._timers: list[Timer | asyncio.TimerHandle] = []
         # When a parent that waits for more children may leave memory again.
         self._linger_timer: Timer | None = None
@@ -539,8 +539,17 @@ class Drive:
     @property
     def _is_closing_by_itself(self) -> bool:
         """Whether the closing of the run is about to go on, so that nothing else may reach it or happen first."""
-        waits_for = self.closing_waits_for
+        waits_for = self._closing_waits_for
         return self._closing_task is not None and (waits_for is None or waits_for.done())
+
+    async def wait_to_close(self, future: asyncio.Future[Any]) -> None:
+        """Return when this is done, which the closing of the run needs. Other things may happen in the run meanwhile."""
+        self._closing_waits_for = future
+        self.body.schedule()
+        try:
+            await asyncio.wait([future])
+        finally:
+            self._closing_waits_for = None
 
     def _thaw(self, call: Call, entry: Entry) -> None:
         self._is_frozen = False
