@@ -91,7 +91,7 @@ async def test_it_wins_over_the_deadline_although_the_store_notified_nothing(
         del self, timeout
         return asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("perdure.engine.inbox_reader.POLL_SECONDS", 3600.0)  # no drive begins to watch and reads its inbox
+    monkeypatch.setattr("perdure.engine.timers_and_signals.POLL_SECONDS", 3600.0)  # no drive begins to watch and reads its inbox
     async with store_at(shared_dsn) as store:
         await store.setup()
         monkeypatch.setattr(type(store), "watch", watch)

@@ -13,7 +13,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, step, stores, testing, workflow
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
-from perdure.engine.inbox_reader import InboxReader
+from perdure.engine.timers_and_signals import Waits
 from perdure.errors import CompensationFailed, DeadlineExceeded, NotUndone, RunCancelled, RunDead, SnapshotCorrupt, StepTimeout
 from perdure.model.own_names import CANCEL_WITHOUT_UNDO
 from tests.engine.worlds import World, world
@@ -1412,7 +1412,7 @@ async def test_a_child_that_completed_although_it_was_given_up_is_undone_when_it
         await ctx.step(fail)
 
     flow = Code(body).workflow()
-    monkeypatch.setattr(InboxReader, "read", lambda *_: None)  # so the parent does not learn that the child has completed
+    monkeypatch.setattr(Waits, "_read", lambda *_: None)  # so the parent does not learn that the child has completed
     async with Runtime(stores.memory(), [flow, child]) as runtime:
         run = await runtime.start(flow, id="run")
         await begun.wait()

@@ -159,7 +159,7 @@ async def test_a_run_that_waits_for_a_signal_in_memory_rarely_reads_a_store_that
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on a store whose watch takes the outage for a change, and returns at once."""
-    monkeypatch.setattr("perdure.engine.inbox_reader._READ_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("perdure.engine.timers_and_signals._READ_AGAIN_SECONDS", 0.1)
     gate, inbox, reads, is_down = Gate(), store.inbox, 0, False
     watch = store.watch
 

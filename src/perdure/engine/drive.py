@@ -48,7 +48,6 @@ from perdure.engine.endings import (
 )
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
-from perdure.engine.inbox_reader import InboxReader
 from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder
 from perdure.engine.step_cache import StepCaching
@@ -161,18 +160,13 @@ class Drive:
         self.cancellation = Cancellation(claim, recorded.cancel_point, self.clock.now(), has_store=store is not None)
         self._unreadable = self._unreadable or self.cancellation.problem
         self.children = Children(claim.run, child_runs, recorded.undone)
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
-        self.inbox: InboxReader | None = None
-        if store is not None:
-            self.inbox = InboxReader(store, self.run.id, self.clock, self.waits, self._stop_misfit)
-            self.waits.read_inbox = self.inbox.read
+        self.waits = Waits(self, claim, store)
         owed: Collection[int] = () if options.on_divergence == "run" else recorded.owed
         cursor: JournalCursor[Call] = JournalCursor(recorded.entries, has_store=store is not None, owed=owed, retired=retired)
         cursor.last_at = self.run.began_at
         self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
         self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
         self.body.has_steps = store is None
-        self.waits.on_change = self.body.schedule
         self.timers = DurableTimers(self, claim.journal)
         self._patience = Patience(self.clock, settings.unload_grace, self.body, self.calls)
         self.idempotency_keys = IdempotencyKeys(claim.run.id, claim.run.generation, recorded.intents, recorded.undone)
@@ -381,7 +375,7 @@ class Drive:
             await cancel_open_children(self.children.runs, self.recorder.journal)
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
-            self._stop_misfit(self._unreadable)
+            self.stop_misfit(self._unreadable)
         else:
             if self.streams is not None and self._store is not None:
                 await self.streams.load(require(self._store, "streams"), self.run, self.recorder.journal)
@@ -573,7 +567,7 @@ class Drive:
         if not is_cancelled_next and (error := self.calls.find_divergence()) is not None:
             missing = min(cursor.missing.values(), key=lambda entry: entry.seq)
             if not self._patience.has(missing, is_spinning=is_spinning):
-                self._stop_misfit(error)
+                self.stop_misfit(error)
             return False
         if is_cancelled_next:
             return self._record_cancel()
@@ -641,8 +635,7 @@ class Drive:
         """
         if self.may_record:
             self.recorder.flush()
-        if self.inbox is not None:
-            self.inbox.watch()
+        self.waits.watch()
 
     # What calls and parts tell.
 
@@ -688,17 +681,11 @@ class Drive:
         """The store has replied: somebody may have cancelled the run, or sent something."""
         if pulse.cancel_requested and not self.cancellation.is_requested:
             self.cancel()
-        if pulse.inbox_seq > self.waits.inbox_seq:
-            self.look_at_inbox()
+        self.waits.pulsed(pulse.inbox_seq)
 
     def lost(self) -> None:
         """The lease is lost."""
         self.fail(LeaseLost(self.run.id, self._lease.epoch))
-
-    def look_at_inbox(self) -> None:
-        """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self.inbox is not None:
-            self.inbox.look()
 
     def _note_interrupt(self) -> None:
         """Code of the body has called `sys.exit`, or a task of it was cancelled from outside: the body leaves memory."""
@@ -772,10 +759,11 @@ class Drive:
 
     def misfit(self, error: PerdureError) -> NoReturn:
         """The run does not fit this code: stop it without letting the body see why. It is tried again later, as it was."""
-        self._stop_misfit(error)
+        self.stop_misfit(error)
         self.calls.refuse()
 
-    def _stop_misfit(self, error: PerdureError) -> None:
+    def stop_misfit(self, error: PerdureError) -> None:
+        """As `misfit`, for what is called outside the body."""
         if self._failure is not None or self._ending is not None:
             return
         if self.cancellation.is_requested and not self.undoes:
@@ -886,7 +874,7 @@ class Drive:
             inbox = [] if self._store is None else await self._store.inbox(self.run.id)
             self.cancellation.read(self.run.id, inbox, self.recorder.journal)
         except SnapshotCorrupt as problem:
-            self._stop_misfit(problem)
+            self.stop_misfit(problem)
         except PerdureError as failure:
             self.fail(failure)
         finally:
@@ -943,7 +931,7 @@ class Drive:
             return not self.cancellation.is_recorded
         entry = next((each for each in self.calls.cursor.unasked() if each.key in missing), None)
         if gone or entry is None or not self._patience.has(entry, is_spinning=is_spinning):
-            self._stop_misfit(self.calls.divergence(None, [] if gone else missing, raised_by(result)))
+            self.stop_misfit(self.calls.divergence(None, [] if gone else missing, raised_by(result)))
         return True
 
     def _function_ended(self, result: Any) -> None:
@@ -1070,7 +1058,7 @@ class Drive:
                 return None  # something happened meanwhile
             if self.cancellation.is_requested:
                 if self.undoes and (stuck := await self._find_stuck_child()) is not None:
-                    self._stop_misfit(stuck)
+                    self.stop_misfit(stuck)
                     return None
                 # Suspended it would be due at once: it waits for its children, and they may need its place in the worker, or for
                 # the next try of a compensation.
@@ -1205,8 +1193,6 @@ class Drive:
         self._patience.end()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        if self.inbox is not None:
-            self.inbox.close()
         if self.streams is not None:
             self.streams.close()
 

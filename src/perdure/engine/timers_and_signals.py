@@ -8,7 +8,8 @@ the second, and a signal must not be consumed by a wait that is about to be canc
 until a step is tried again or for news of a child, is *immediate*: it ends as soon as it can.
 
 A signal that the store accepted before a wait's deadline wins over it, so the inbox is read once more before such a wait expires:
-another process may have sent the signal, and its notification may be late or lost.
+another process may have sent the signal, and its notification may be late or lost. Nothing is read while no wait is open for an
+inbox row. A read that fails is repeated after a pause.
 
 A wait with an `expiry` expires by that row alone: at its deadline the drive sends it to the wait's address, as anyone sends a
 decision there, and the store says which row was the first.
@@ -16,21 +17,31 @@ decision there, and the store says which row was the first.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import heapq
 import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
+from perdure.aio.store_watch import POLL_SECONDS, expect_change
+from perdure.errors import PerdureError, SnapshotCorrupt
+from perdure.model.approvals import DEDUPE
 from perdure.model.clock import Clock, Timer
-from perdure.model.records import Awaited, Signal
+from perdure.model.records import Awaited, Claim, Signal
+from perdure.store import Store
 
 _NONE: Final[frozenset[int]] = frozenset()
 # From how many elements on a collection is cleared of what it need not keep.
 _CLEARED_FROM: Final = 16
 # Tells waits of one rank and seq apart, since waits themselves have no order.
 _order: Final = itertools.count()
+# How soon the inbox is read again if that failed.
+_READ_AGAIN_SECONDS: Final = 1.0
+# Tasks that fetch inboxes: an event loop refers to its tasks weakly.
+_fetching: Final[set[asyncio.Task[None]]] = set()
 
 
 @dataclass(eq=False, slots=True)
@@ -69,18 +80,30 @@ def _first(heap: _Heap) -> Wait | None:
     return heap[0][-1] if heap else None
 
 
+class WaitingDrive(Protocol):
+    """What the waits need of the drive."""
+
+    clock: Clock
+    body: Any
+
+    def stop_misfit(self, error: PerdureError, /) -> None:
+        """Stop the run, whose inbox cannot be read."""
+        ...
+
+
 class Waits:
     """The open waits of one drive, and the inbox rows that no wait has taken.
 
     Everything sent up to the instant `inbox_read_at` is among the rows of `inbox`, or was consumed before.
     """
 
-    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int, inbox_read_at: int = 0) -> None:
-        self._clock = clock
-        # Called when there may be something to take.
-        self.on_change: Callable[[], None] = nothing
-        # Called, with the present instant, when the inbox must be read before a wait may expire. None: there is no other inbox.
-        self.read_inbox: Callable[[int], None] | None = None
+    def __init__(self, drive: WaitingDrive, claim: Claim, store: Store | None) -> None:
+        self._drive: WaitingDrive | None = drive
+        self._clock = drive.clock
+        self._run_id = claim.run.id
+        # None: there is no inbox but what is known.
+        self._store = store
+        self._loop = asyncio.get_running_loop()
         self._open: dict[Wait, None] = {}
         self._by_deadline: _Heap = []
         self._by_address: dict[Awaited, _Heap] = {}
@@ -96,10 +119,16 @@ class Waits:
         self._timer: Timer | None = None
         self._timer_at: int | None = None
         # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
-        self.inbox_seq = inbox_seq
-        self._inbox_read_at = self._asked_at = inbox_read_at
-        if inbox:
-            self._keep(inbox)
+        self.inbox_seq = claim.inbox_seq
+        self._inbox_read_at = self._asked_at = claim.run.updated_at
+        # How long after the body came to rest the store is watched: a run that leaves memory soon need not watch it.
+        self.watches_after = POLL_SECONDS
+        # What will let the inbox be looked at: a timer until the store is watched, then its next change.
+        self._watching: asyncio.Future[None] | asyncio.TimerHandle | None = None
+        # Whether reading failed, and a timer is set to try again.
+        self._is_to_be_read = False
+        if claim.inbox:
+            self._keep(claim.inbox)
 
     @property
     def inbox(self) -> tuple[Signal, ...]:
@@ -155,13 +184,12 @@ class Waits:
     def receive(self, signals: list[Signal]) -> None:
         """Take inbox rows, whether they are new or not."""
         self._keep(signals)
-        self.on_change()
+        self._tell_body()
 
-    def note_inbox_read(self, signals: list[Signal], asked_at: int) -> None:
-        """These are all rows above `inbox_seq` in an inbox that was read at this instant or later."""
-        self.inbox_seq = max((self.inbox_seq, *(signal.seq for signal in signals)))
-        self._inbox_read_at = max(self._inbox_read_at, asked_at)
-        self.receive(signals)
+    def _tell_body(self) -> None:
+        """There may be something to take."""
+        if self._drive is not None:
+            self._drive.body.schedule()
 
     def has_due(self) -> bool:
         """Return whether a wait of the body can be taken now."""
@@ -204,27 +232,19 @@ class Waits:
 
     def _must_read_inbox(self, wait: Wait, deadline: int, now: int) -> bool:
         """Whether this wait may not expire yet, because what was sent before its deadline may not have been received."""
-        if wait.address is None or self.read_inbox is None:
+        if wait.address is None or self._store is None:
             return False
         if wait.expiry is not None:
             if not wait.is_expiring:
                 wait.is_expiring = True
-                self.read_inbox(now)
+                self._read(now)
             return True
         if deadline <= self._inbox_read_at:
             return False
         if deadline > self._asked_at:
             self._asked_at = now
-            self.read_inbox(now)
+            self._read(now)
         return True
-
-    def expiries(self) -> list[tuple[str, bytes]]:
-        """The name and payload of each row to be sent before the inbox is read, because its wait expires."""
-        return [
-            (wait.address.name, wait.expiry)
-            for wait in self._open
-            if wait.is_expiring and wait.address is not None and wait.expiry is not None
-        ]
 
     def wake_at(self) -> int | None:
         """The earliest deadline."""
@@ -244,8 +264,9 @@ class Waits:
                 _stop_timer(wait)
             self._open, self._by_address = {}, {}
             self._arm()
-        self.on_change = nothing
-        self.read_inbox = None
+        if self._watching is not None:
+            self._watching.cancel()
+        self._drive = self._store = self._watching = None
 
     def _shut(self, wait: Wait) -> None:
         wait.is_open = False
@@ -298,7 +319,73 @@ class Waits:
 
     def _time_is_up(self) -> None:
         self._timer = self._timer_at = None
-        self.on_change()
+        self._tell_body()
+
+    # Reading the inbox.
+
+    def pulsed(self, inbox_seq: int) -> None:
+        """The inbox has rows up to this seq."""
+        if inbox_seq > self.inbox_seq:
+            self.look()
+
+    def look(self) -> None:
+        """Something may have been sent: fetch what is new, unless nothing waits for it."""
+        if self.has_address:
+            self._read(self._clock.now())
+
+    def watch(self) -> None:
+        """The body rests: look whenever the store may have changed, as long as a row is waited for."""
+        if self._watching is None and self.has_address and self._store is not None:
+            self._watching = self._loop.call_later(self.watches_after, self._watch_now, self._store)
+
+    def _watch_now(self, store: Store) -> None:
+        self._watching = change = expect_change(store)
+        change.add_done_callback(self._store_changed)
+        self.look()  # for what came before it was watched
+
+    def _store_changed(self, change: asyncio.Future[None]) -> None:
+        if change is self._watching:
+            self._watching = None
+            # Not while the store is down: its watch may take that for a change, and return at once.
+            if self.has_address and self._store is not None and not self._is_to_be_read:
+                self._watch_now(self._store)
+
+    def _read(self, asked_at: int) -> None:
+        """Fetch what is new; `asked_at` is the present instant."""
+        if self._store is not None:
+            fetching = self._loop.create_task(self._fetch(self._store, asked_at), context=contextvars.Context())
+            _fetching.add(fetching)
+            fetching.add_done_callback(_fetching.discard)
+
+    async def _fetch(self, store: Store, asked_at: int) -> None:
+        expiring = [wait for wait in self._open if wait.is_expiring]
+        try:
+            for wait in expiring:
+                if wait.address is not None and wait.expiry is not None:
+                    name, now = wait.address.name, self._clock.store_now()
+                    await store.signal(self._run_id, name, wait.expiry, dedupe=DEDUPE, now=now)
+            signals = await store.inbox(self._run_id, after=self.inbox_seq)
+        except SnapshotCorrupt as damage:
+            if self._drive is not None:
+                self._drive.stop_misfit(damage)
+        except Exception:  # noqa: BLE001 - the store is down; the run is ours until its lease ends
+            self._read_later()
+        else:
+            self.inbox_seq = max((self.inbox_seq, *(signal.seq for signal in signals)))
+            self._inbox_read_at = max(self._inbox_read_at, asked_at)
+            self.receive(signals)
+
+    def _read_later(self) -> None:
+        if not self._is_to_be_read:
+            self._is_to_be_read = True
+            self._loop.call_later(_READ_AGAIN_SECONDS, self._read_again)
+
+    def _read_again(self) -> None:
+        self._is_to_be_read = False
+        if self._watching is None and self.has_address and self._store is not None:
+            self._watch_now(self._store)
+        else:
+            self.look()
 
 
 def _stop_timer(wait: Wait) -> None:

@@ -122,7 +122,7 @@ class ReplayCheck(Drive):
         if error is not None:
             missing = min(self.calls.cursor.missing.values(), key=lambda entry: entry.seq)
             if not self._patience.has(missing, is_spinning=is_spinning):
-                self._stop_misfit(error)
+                self.stop_misfit(error)
             return False
         if self._take_patch():
             return True
@@ -140,7 +140,7 @@ class ReplayCheck(Drive):
                 return True
         return False
 
-    def _stop_misfit(self, error: PerdureError) -> None:
+    def stop_misfit(self, error: PerdureError) -> None:
         self.fail(error)
 
     def _watch(self, patience: float, before: tuple[int, int] | None = None) -> None:

@@ -165,7 +165,7 @@ class ChildrenWithoutWorker(StoredChildren):
             if isinstance(outcome, Suspended) and outcome.wake_at is not None:
                 self._wake_at[run_id] = instant(outcome.wake_at)
         if self._parent is not None and not self._parent.is_closed:
-            self._parent.look_at_inbox()
+            self._parent.waits.look()
             self._parent.body.schedule()
 
 

@@ -389,7 +389,7 @@ class Host:
         task, parent_id = run.task, run.drive.run.parent_id
         if parent_id is not None:
             for parent in active_runs.find_all(self.store, parent_id):
-                parent.call_threadsafe(parent.drive.look_at_inbox)
+                parent.call_threadsafe(parent.drive.waits.look)
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
         run.drive.publisher.subscriptions.remove_drive(has_ended=outcome is not None and not is_suspended)
@@ -487,7 +487,7 @@ class Host:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         active_runs.note_change(self.store, run_id)
         for active in active_runs.find_all(self.store, run_id):
-            active.call_threadsafe(active.drive.look_at_inbox)
+            active.call_threadsafe(active.drive.waits.look)
 
     async def cancel(self, run_id: str, *, undo: bool = True) -> None:
         """Ask the run to stop and let a drive here know. Raises `RunNotFound`, `RunFinished`."""

@@ -121,8 +121,7 @@ class Worker:
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
-        if run.drive.inbox is not None:
-            run.drive.inbox.watches_after = 0.0
+        run.drive.waits.watches_after = 0.0
         if log.isEnabledFor(logging.INFO):
             self._log_claim(run.drive.run)
 
