@@ -54,6 +54,24 @@ async def test_a_signal_sent_before_the_wait_is_delivered() -> None:
         assert await here.runtime.sweep() == {"run": Ok(["early", "late"])}
 
 
+async def test_a_wait_that_is_given_up_because_of_what_is_recorded_takes_no_signal() -> None:
+    """Both could end at the same rest. What was recorded is delivered first, and the body may act on it."""
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        patch = asyncio.create_task(ctx.patched("new"))
+        wait = asyncio.create_task(ctx.wait_for_signal("go", key="first"))
+        await asyncio.wait([patch, wait], return_when=asyncio.FIRST_COMPLETED)
+        wait.cancel()
+        await asyncio.wait([wait])
+        return [wait.cancelled(), await ctx.wait_for_signal("go", key="second")]
+
+    async with world(flow) as here:
+        await here.runtime.start(flow, id="run")
+        await here.runtime.signal("run", "go", "news")
+        assert await here.runtime.sweep() == {"run": Ok([True, "news"])}
+
+
 async def test_signals_of_one_name_go_to_waits_in_the_order_they_were_opened() -> None:
     @workflow
     async def two(ctx: Context[Any]) -> list[Any]:

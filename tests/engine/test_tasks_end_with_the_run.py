@@ -253,3 +253,27 @@ async def test_a_task_that_does_not_end_is_waited_for_in_bounded_time(monkeypatc
             assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
         is_over.set()
         await asyncio.wait(tasks)
+
+
+async def test_a_task_that_is_left_behind_gets_nothing_after_the_function_has_ended() -> None:
+    """Otherwise it would go on to its next step, which a replay that is a little faster does not call."""
+    ran: list[str] = []
+
+    async def work(label: str) -> None:
+        ran.append(label)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> str:
+        async def left_behind() -> None:
+            await ctx.step(work, "recorded together with what ends the function", key="b")
+            await ctx.step(work, "after the end", key="c")
+
+        task = asyncio.create_task(left_behind())
+        await ctx.step(work, "ends the function", key="a")
+        return f"{task.done()}"
+
+    store = stores.memory()
+    async with world(flow, store=store) as here:
+        assert await here.runtime.run(flow, id="run") == Ok("False")
+    assert [entry.key for entry in await store.journal("run")] == ["a", "b"]
+    assert "after the end" not in ran
