@@ -221,6 +221,31 @@ async def test_a_replay_of_many_steps_lets_the_host_have_its_turn(monkeypatch: p
         is_over = True
 
 
+async def test_starting_many_steps_lets_the_host_have_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_queue, "SLICE", -1.0)
+    host_turns, is_over, started = 0, False, list[int]()
+    loop = asyncio.get_running_loop()
+
+    def take_turn() -> None:
+        nonlocal host_turns
+        host_turns += 1
+        if not is_over:
+            loop.call_soon(take_turn)
+
+    async def work() -> None:
+        started.append(host_turns)
+
+    async def body(ctx: Context[Any]) -> None:
+        await asyncio.gather(*(ctx.step(f"{number}", work) for number in range(1000)))
+
+    take_turn()
+    try:
+        await twice(body)
+    finally:
+        is_over = True
+    assert started[-1] - started[0] > 3
+
+
 async def test_a_replay_cancels_the_body_when_it_has_made_as_many_calls_as_before() -> None:
     """No call asks for the entry that says where the body was cancelled, and the body is busy by itself before its step."""
     places: list[str] = []

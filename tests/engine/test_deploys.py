@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, step, stores
-from perdure.errors import PerdureError, RunConflict, RunDiverged, SnapshotCorrupt
+from perdure.errors import PerdureError, RunCancelled, RunConflict, RunDiverged, SnapshotCorrupt
 from perdure.store import FullStore
 from perdure.testing import ManualClock
 from tests.engine.worlds import world
@@ -399,6 +399,24 @@ async def test_a_cancelled_run_is_not_judged() -> None:
         assert isinstance(outcome, Err)
         assert not isinstance(outcome.error, RunDiverged)
     assert effects.count == {"charge": 1, "mail": 1}
+
+
+async def test_changed_code_may_clean_up_when_its_run_is_cancelled() -> None:
+    effects, store = Effects(), stores.memory()
+    await begin(store, Workflow("flow", effects.body(*BEFORE)))
+
+    async def changed(ctx: Context[Any]) -> None:
+        try:
+            await ctx.wait_for_signal("nobody sends it")
+        finally:
+            await ctx.step("clean up", effects.work, "clean up")
+
+    async with world(Workflow("flow", changed, on_definition_change="ignore"), store=store) as here:
+        await here.runtime.cancel("run")
+        outcome = (await here.runtime.sweep())["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled)
+    assert effects.count == {"charge": 1, "mail": 1, "clean up": 1}
 
 
 async def test_a_retried_step_in_its_pause_is_no_new_call() -> None:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pytest
 
-from perdure.body.journal_cursor import AskingCall, JournalCursor
+from perdure.body.journal_cursor import STARTED_TOGETHER, AskingCall, JournalCursor
 from perdure.errors import COMPENSATION_PREFIX
 from perdure.model.journal import Entry, Kind, Phase
 
@@ -172,6 +172,15 @@ def test_a_call_is_settled_at_the_next_rest_and_started_in_the_order_of_the_call
     assert cursor.take_settled() == [first, second]
     assert cursor.take_settled() == []
     assert not cursor.has_unstarted
+
+
+def test_a_few_calls_are_started_at_a_time() -> None:
+    cursor = replaying()
+    calls = ask(cursor, *(f"{number}" for number in range(STARTED_TOGETHER + 1)))
+    cursor.settle()
+    assert cursor.take_settled() == calls[:-1]
+    assert cursor.take_settled() == calls[-1:]
+    assert cursor.take_settled() == []
 
 
 def test_a_call_that_was_withdrawn_before_it_was_settled_never_is() -> None:

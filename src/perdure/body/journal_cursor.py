@@ -18,7 +18,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Generic, Literal, TypeAlias, TypeVar
+from itertools import islice
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +29,10 @@ from perdure.model.journal import Entry, Kind
 # What the body is to be given at this rest: the entry for a call; a timer that has fired; the cancellation of the run. Or why
 # there is nothing: the store does not have the next entry yet; nobody has asked for it; the journal is used up.
 What: TypeAlias = Literal["deliver", "timer", "cancellation", "unacknowledged", "unasked", "used up"]
+
+
+# So many calls are started before the host may have its turn.
+STARTED_TOGETHER: Final = 16
 
 
 class AskingCall:
@@ -162,18 +167,18 @@ class JournalCursor(Generic[C]):
         return bool(self.unsettled or self.settled)
 
     def take_settled(self) -> list[C]:
-        """Return the calls that are to be started now, in the order in which they were made.
+        """Return the next few calls that are to be started now, in the order in which they were made; none if there are no more.
 
         While something is missing, those stay of which the journal knows nothing; always those that get what was passed over.
         """
-        if not self._loose:  # and so nothing is missing
-            starting = list(self.settled)
-            self.settled.clear()
-            return starting
-        starting = [call for call in self.settled if call.key not in self._loose and not (self.missing and self.is_new(call))]
+        may_start = (call for call in self.settled if not self._loose or not self._must_stay(call))
+        starting = list(islice(may_start, STARTED_TOGETHER))
         for call in starting:
             del self.settled[call]
         return starting
+
+    def _must_stay(self, call: C) -> bool:
+        return call.key in self._loose or (bool(self.missing) and self.is_new(call))
 
     def is_new(self, call: C) -> bool:
         """Return whether the call may begin something of which the journal knows nothing. One that is cancelled only ends."""

@@ -30,7 +30,7 @@ from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.body.body_queue import BodyQueue, BodyTask
 from perdure.body.calls import Call, Calls, raised_by
-from perdure.body.journal_cursor import JournalCursor
+from perdure.body.journal_cursor import STARTED_TOGETHER, JournalCursor
 from perdure.body.leaving import Leaving
 from perdure.body.patience import Patience
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
@@ -431,8 +431,8 @@ class Drive:
             return self._closing_task is not None
         if calls.holds:
             return self._end_hold()
-        if cursor.settled and self.is_live and not self.cancellation.is_on_its_way:
-            self._start_calls()
+        if cursor.settled and self.is_live and not self.cancellation.is_on_its_way and self._start_calls():
+            return True
         return self._give_next(is_spinning=is_spinning)
 
     def _end_hold(self) -> bool:
@@ -446,15 +446,15 @@ class Drive:
             hold.future.set_result(None)
         return True
 
-    def _start_calls(self) -> None:
-        """Start the calls that are settled, in the order in which they were made."""
-        if self.must_stop:
-            return
-        for call in self.calls.cursor.take_settled():
+    def _start_calls(self) -> bool:
+        """Start a few of the calls that are settled. Return whether to ask for more of them at once."""
+        starting = [] if self.must_stop else self.calls.cursor.take_settled()
+        for call in starting:
             if call.is_cancelled:
                 call.end_unstarted()
             else:
                 call.start()
+        return len(starting) == STARTED_TOGETHER
 
     def _give_next(self, *, is_spinning: bool) -> bool:
         """Let the next entry reach the body; when the journal is used up, what happens live."""
@@ -572,7 +572,8 @@ class Drive:
         if is_cancelled_next:
             return self._record_cancel()
         self.is_live = True
-        self._start_calls()
+        if self._start_calls():
+            return True
         self.timers.arm()
         if not cursor.entries and not self.must_stop:
             self.waits.take_one()
