@@ -682,7 +682,8 @@ class Drive:
         """The store has replied: somebody may have cancelled the run, or sent something."""
         if pulse.cancel_requested and not self.cancellation.is_requested:
             self.cancel()
-        self.waits.pulsed(pulse.inbox_seq)
+        if pulse.inbox_seq > self.waits.inbox_seq:
+            self.waits.look()
 
     def lost(self) -> None:
         """The lease is lost."""

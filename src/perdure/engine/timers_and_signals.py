@@ -323,11 +323,6 @@ class Waits:
 
     # Reading the inbox.
 
-    def pulsed(self, inbox_seq: int) -> None:
-        """The inbox has rows up to this seq."""
-        if inbox_seq > self.inbox_seq:
-            self.look()
-
     def look(self) -> None:
         """Something may have been sent: fetch what is new, unless nothing waits for it."""
         if self.has_address:
