@@ -1,4 +1,4 @@
-"""What the engine reads of asyncio that is not documented, in one place. `tests/engine/test_asyncio_internals.py` tests each.
+"""The undocumented parts of asyncio that the engine reads, in one place. `tests/engine/test_asyncio_internals.py` tests each.
 
 A body is at rest when its own ready queue is empty (`body_queue`), which needs none of this. These tell what a resting task waits
 for, whether a task is about to be cancelled, and which timers a replay has to repeat.

@@ -1,8 +1,8 @@
 """The ready queue of one body, on the event loop of its host.
 
-What is ready in a body stands in a queue of its own. When that queue is empty the body rests: exactly then, whatever its tasks,
-futures, locks and libraries do. Only at rest does anything reach a body (`BodyQueue.rest`), so a replay that delivers the same
-things in the same order takes the same path.
+Each body has its own queue of ready callbacks. The body rests when that queue is empty: exactly then, whatever its tasks,
+futures, locks and libraries do. Entries reach a body only at rest (`BodyOwner.rest`), so a replay that delivers the same entries
+in the same order takes the same path.
 
 The loop object stays that of the host: locks, clients and connections of the process work in a body as they do elsewhere. While
 bodies are in memory six methods of the loop object are replaced (`_LoopMethods`). Each looks which body the context belongs to
@@ -45,7 +45,7 @@ TURNS: Final = 200
 # After so many seconds the pump lets the host have its turn. It looks at the clock after so many callbacks.
 SLICE: Final = 0.005
 _LOOK_EVERY: Final = 64
-# How long, at least, the pump waits for the host to do something before it goes on with a body that does not rest.
+# How long, at least, the pump leaves the loop to the host before it resumes a body that does not rest.
 SHORTEST_PAUSE: Final = 0.001
 # A slice that took so many seconds is logged: one callback of the body has kept all other runs from going on.
 _LONG: Final = 1.0
@@ -109,7 +109,7 @@ class BodyTimer(events.TimerHandle):
 
     @property
     def waiter(self) -> object:
-        """The future that it resolves, or the task that it cancels: whoever waits for that waits for nothing of its own."""
+        """Return the future that it resolves, or the task that it cancels. Who waits for that has no own wait."""
         args: Any = self._args
         return args[0] if args else None
 
@@ -152,7 +152,7 @@ class BodyTask(asyncio.Task[Any]):
 
 
 class JoinFuture(asyncio.Future[None]):
-    """What waits for other tasks of the body, so that nothing but the body can move it."""
+    """A future that waits for other tasks of the body, so that nothing but the body can resolve it."""
 
 
 class _FirstTurn:
@@ -166,7 +166,7 @@ class _FirstTurn:
 
 
 class BodyOwner(Protocol):
-    """What a body is driven by."""
+    """The drive, as its body sees it."""
 
     def rest(self, *, is_spinning: bool) -> bool:
         """The body rests, or spins: let something reach it. Return whether to ask again once it has dealt with that."""
@@ -174,7 +174,7 @@ class BodyOwner(Protocol):
 
 
 class BodyQueue(TaskCreator):
-    """What is ready in one body, its tasks and its timers."""
+    """The ready callbacks of one body, its tasks and its timers."""
 
     __slots__ = (
         "__weakref__",
@@ -248,11 +248,11 @@ class BodyQueue(TaskCreator):
         # Whether a task of the body was cancelled from outside, and what a callback has raised to end the process.
         self.is_interrupted = False
         self.interrupt: BaseException | None = None
-        # That of the engine: whatever is called in it is not the body's.
+        # The context of the engine: nothing that is called in it belongs to the body.
         self.context = contextvars.copy_context()
         self.context.run(current.set, None)
 
-    # What is ready.
+    # The queue.
 
     def schedule(self) -> None:
         """Let the pump run soon."""
@@ -508,7 +508,7 @@ class BodyQueue(TaskCreator):
         return timer
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Close an async generator that the body has dropped: in the body, if that still goes on."""
+        """Close an async generator that the body has dropped: in the body, if that still runs."""
         if self.is_pumping and not self.is_over and current.get() is self:
             self.create_task(generator.aclose(), {})
         else:

@@ -55,7 +55,7 @@ class Call(AskingCall):
         self.waiters: list[asyncio.Future[None]] = []
         # The CancelledError that the call got.
         self.cancelled_by: BaseException | None = None
-        # What was delivered, and what the call gets for it: a value, or an error.
+        # The entry that was delivered, and the value or the error that the call gets for it.
         self.entry: Entry | None = None
         self.outcome: tuple[Any, BaseException | None] | None = None
         # Whether this drive has recorded that.
@@ -87,7 +87,7 @@ class Call(AskingCall):
         raise NotImplementedError
 
     def deliver(self, entry: Entry) -> None:
-        """Let the body go on with this entry."""
+        """Resume the body with this entry."""
         self.entry = entry
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
@@ -95,7 +95,7 @@ class Call(AskingCall):
             self.wake()
 
     def wake(self) -> None:
-        """Let those go on that wait for the call besides."""
+        """Wake the other waiters of the call."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -126,7 +126,7 @@ class Call(AskingCall):
 
 
 class Hold:
-    """What makes the body wait without a record: nothing is delivered and nothing starts until it ends, at a rest."""
+    """A wait of the body without a record: nothing is delivered and nothing starts until it ends, at a rest."""
 
     __slots__ = ("future", "is_over")
 
@@ -313,7 +313,7 @@ class Calls:
         self._let_others_try(call)
 
     def _let_others_try(self, call: Call) -> None:
-        """Let the calls go on that were to get what this one gets, which is nothing: one of them takes its place."""
+        """Wake the calls that wait for the result of this one, which gets none: one of them takes its place."""
         for follower in self.cursor.release_followers(call):
             follower.deliver(UNRECORDED)
 
@@ -397,7 +397,7 @@ class Calls:
         self._raised.append((error, key))
 
     def failed_keys(self, result: Any) -> list[str] | None:
-        """Return the keys whose errors ended the body, found among the causes of its own; None when there is none."""
+        """Return the keys whose errors ended the body, found among the causes of its error; None if there is none."""
         behind = _behind(result.error if isinstance(result, Err) else None)
         return sorted({key for known, key in self._raised if any(known is error for error in behind)}) or None
 

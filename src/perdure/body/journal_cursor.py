@@ -1,4 +1,4 @@
-"""What comes next in the journal, and which call of the body gets it. A state machine without asyncio.
+"""The next entry of the journal, and the call of the body that gets it. A state machine without asyncio.
 
 A body is a function of its input and of the entries that were delivered to it, in their order. So an entry is delivered when it
 is the next one, the store has it, and a call of the body has asked for it: on the first run as on every replay. Entries that no
@@ -7,7 +7,7 @@ body sees (what was begun, when a step is tried again) belong to the call that t
 A call goes through three states: it *asks*; at the next rest it is *settled*, so the body has come to wait for it, and it may
 start; and its entry is *delivered*. A call may be *withdrawn* before that.
 
-The next entry may be one that nobody asks for: the code has changed, or a task of the body is busy with I/O of its own and will
+The next entry may be one that nobody asks for: the code has changed, or a task of the body is busy with its own I/O and will
 ask later. The drive knows how long to wait for that. Then the entry is *passed over*: it stays known by its key, and is delivered
 if a call asks for it after all. If unchanged code would have asked for it, it is *missing*, and nothing new may begin: code that
 was changed might repeat an effect under another key.
@@ -43,7 +43,7 @@ class AskingCall:
     def __init__(self, key: str, kind: Kind) -> None:
         self.key = key
         self.kind: Kind = kind
-        # What was recorded of it before its result.
+        # Its entries before its result.
         self.opened: list[Entry] = []
         self.is_settled = False
         self.is_withdrawn = False
@@ -55,7 +55,7 @@ C = TypeVar("C", bound=AskingCall)
 
 
 class Next(msgspec.Struct, Generic[C]):
-    """What comes next."""
+    """The next entry, and the call that it is for."""
 
     what: What
     entry: Entry | None = None
@@ -93,7 +93,7 @@ class JournalCursor(Generic[C]):
         self._dangling = _dangling(self.entries)
         # Whether unchanged code asks for waits that were begun, too.
         self.owes_waits = False
-        # What was last begun under each key.
+        # The last opening of each key.
         self.openings: dict[str, Entry] = {}
         # Calls that get what another one gets, after that, and those that are to get it next.
         self._followers: dict[C, list[C]] = {}
@@ -140,7 +140,7 @@ class JournalCursor(Generic[C]):
         return followers
 
     def withdraw(self, call: C) -> None:
-        """The call gives up. What is recorded of it later is passed over."""
+        """The call gives up. Its later entries are passed over."""
         if self.asked.get(call.key) is call:
             del self.asked[call.key]
         call.is_withdrawn = True
@@ -163,7 +163,7 @@ class JournalCursor(Generic[C]):
 
     @property
     def has_unstarted(self) -> bool:
-        """Whether a call was made that was not started."""
+        """Return whether a call was made that was not started."""
         return bool(self.unsettled or self.settled)
 
     def take_settled(self) -> list[C]:
@@ -230,7 +230,7 @@ class JournalCursor(Generic[C]):
         return self.last_at
 
     def pass_over(self) -> Entry:
-        """Nobody asks for the entry that `look` found: go on with the next one."""
+        """Skip the entry that `look` found, since nobody asks for it."""
         entry = self.entries.popleft()
         if entry.phase == "close" and entry.kind not in ("timer", "cancel"):
             self._loose.setdefault(entry.key, deque()).append(entry)

@@ -1,4 +1,4 @@
-"""How the tasks of a body end: when the run leaves memory, when its function has ended, and at the end of the run.
+"""Let the tasks of a body end: when the run leaves memory, when its function has ended, and at the end of the run.
 
 It is done as `asyncio.run` ends. The body's own task is cancelled first, since a TaskGroup ignores a child that is cancelled on
 its own. At each rest that follows, the tasks are cancelled that this has not reached, each of them once. ctx calls are refused by

@@ -1,7 +1,7 @@
-"""How long a body is waited for that is busy with something of its own: I/O outside ctx, a lock or a queue of the host.
+"""Wait for a body that is busy with its own I/O, or waits for a lock or a queue of the host, but not forever.
 
-Nothing tells when such a task goes on. So an entry that no call asks for is waited for a while before it counts as missing, and a
-run whose body could go on by itself leaves memory a while after its last ctx call. Waiting costs time, and never gives a wrong
+Nothing tells when such a task resumes. So an entry that no call asks for counts as missing after a while only, and a run whose
+body could resume by itself leaves memory a while after its last ctx call. Waiting costs time, and never gives a wrong
 answer. A body in which nothing waits outside ctx is not waited for.
 """
 
@@ -20,7 +20,7 @@ MOST_PATIENCE: Final = 300 * MICROSECOND
 
 
 class Patience:
-    """How long one body was waited for since its last ctx call."""
+    """The time for which one body was waited for since its last ctx call."""
 
     def __init__(self, clock: Clock, grace: int, body: BodyQueue, calls: Calls) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class Patience:
         return self._body.has_own_waits(self._calls.waited_for()) and self._waits(self._grace)
 
     def end(self) -> None:
-        """The body goes on."""
+        """Wait no longer: the body has resumed."""
         self._made = None
         if self._timer is not None:
             self._timer.cancel()

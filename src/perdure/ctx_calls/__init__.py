@@ -1,1 +1,1 @@
-"""What the calls of a body do: steps and transactions, waits, fan-out and children; and what is left to do when it has ended."""
+"""The calls of a body: steps and transactions, waits, fan-out and children; and the work that is left when it has ended."""

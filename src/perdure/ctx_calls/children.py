@@ -55,7 +55,7 @@ _AT_ONCE: Final = 100
 
 
 class ChildWorkflow(Protocol):
-    """What starting a child asks of its workflow. `Workflow`, which stands in a layer above, is the only implementation."""
+    """The workflow, as the start of a child sees it. `Workflow`, which stands in a layer above, is the only implementation."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ _PLAN: Final = spec_of(_child).plan
 
 
 def is_workflow(fn: Any) -> bool:
-    """Whether this is a `Workflow`. Its class says so: a mock has every attribute."""
+    """Return whether this is a `Workflow`. Its class says so: a mock has every attribute."""
     return getattr(type(fn), "is_perdure_workflow", False) is True
 
 

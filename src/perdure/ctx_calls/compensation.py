@@ -1,4 +1,4 @@
-"""What happens between the end of a workflow function and the end of its run: its children end, then what was done is undone.
+"""Close a run between the end of its workflow function and its own: end its children, then undo what was done.
 
 A step with `compensate=` records an intent before its function is called, and so does a child. When the function fails or the
 run is cancelled, every such step that was done, or may have been done, is compensated: in reverse order of their intents, one at

@@ -20,7 +20,7 @@ OnError = Literal["raise", "collect"]
 
 
 class MapPolicy(msgspec.Struct, frozen=True):
-    """When a map ends before all its items have: after so many errors, or so many successes. None: not by that.
+    """The rule by which a map ends before all its items have: after so many errors, or so many successes. None: not by that.
 
     It decides as soon as an item's result reaches the body. That happens in the order of the journal, so a replay decides alike.
     """

@@ -83,7 +83,7 @@ class StepCall(msgspec.Struct, frozen=True):
 
 
 class AttemptResult(msgspec.Struct):
-    """What a step came to: the entry's fields, and what the body gets for them."""
+    """The result of a step: the entry's fields, and the value or error that the body gets."""
 
     ok: bool
     payload: bytes
@@ -398,7 +398,7 @@ class Attempts(msgspec.Struct):
         return result
 
     async def _cached(self, caching: StepCaching) -> AttemptResult:
-        """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
+        """Return the cached value, or the function's: one run at a time asks for it, and keeps it for the others."""
         async with caching.flight(self._step.key):
             cached = await self._read(caching)
             found = None if cached is None else self._from_cache(cached)
@@ -432,7 +432,7 @@ class Attempts(msgspec.Struct):
         return cached
 
     def _from_cache(self, cached: Cached) -> AttemptResult | None:
-        """What was kept, for this run; None when it cannot be rebuilt: its class has changed, or it is another step's."""
+        """Return the cached result for this run. None if it cannot be rebuilt: its class has changed, or it is another step's."""
         codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
         try:
             if not cached.ok:
@@ -516,7 +516,7 @@ class Attempts(msgspec.Struct):
         return known[executor]
 
     async def _after(self, raised: BaseException) -> AttemptResult | None:
-        """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
+        """Return the result of the step; None when the time for another attempt has come."""
         if isinstance(raised, ThreadsClosed):  # that says nothing about the step
             self._drive.stop()
             return None
@@ -570,7 +570,7 @@ class Attempts(msgspec.Struct):
         log.debug("attempt %d of %s of run %r:", attempt, name_step(key), run.id, exc_info=error, extra=fields)
 
     def _as_exception(self, raised: BaseException) -> Exception:
-        """What the function raised. A CancelledError that was not requested is the function's own failure; others go on."""
+        """Return the error of the function. A CancelledError that nobody requested is its own failure; others are raised."""
         if isinstance(raised, Exception):
             return raised
         task = asyncio.current_task()
@@ -699,7 +699,7 @@ class Attempts(msgspec.Struct):
             drive.at_work.add(self._call)
 
     async def _called(self, step: StepCall) -> Any:
-        """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""
+        """Call the function once as its plan says, and return its value. A test may replace the step by another."""
         plan = step.plan
         if plan.at_most_once or plan.compensate is not None or step.undoes is not None:
             await self._record_intent(step.key, plan)
@@ -718,7 +718,7 @@ class Attempts(msgspec.Struct):
             await self._drive.recorded()
 
     async def _call_in_time(self, step: StepCall, timeout: float) -> Any:
-        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that.
+        """Return the function's value. Its time counts from the call: a plain function may have to wait for a thread before that.
 
         An executor of another process does not say when it calls the function: there the time counts from `submit`.
         """
@@ -738,7 +738,7 @@ class Attempts(msgspec.Struct):
             raise
 
     async def _call_until(self, step: StepCall, at: int, limit: asyncio.Timeout) -> Any:
-        """What the function gives. Its time is over at this instant of a clock that is not the event loop's."""
+        """Return the function's value. Its time is over at this instant of a clock that is not the event loop's."""
         timer = self._drive.clock.call_at(at, lambda: limit.reschedule(asyncio.get_running_loop().time()))
         try:
             return await (step.fn(*step.args) if step.plan.is_async else self._call_in_executor(step))
@@ -746,7 +746,7 @@ class Attempts(msgspec.Struct):
             timer.cancel()
 
     async def _call_in_executor(self, step: StepCall, on_call: Callable[[], None] | None = None) -> Any:
-        """What a plain function gives, called in a thread of ours or by the executor of the step."""
+        """Return the value of a plain function, called in a thread of ours or by the executor of the step."""
         info = current_step()
         call = self._submit(step, info, on_call)
         self._lingering = running = asyncio.wrap_future(call)

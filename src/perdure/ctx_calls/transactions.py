@@ -40,7 +40,7 @@ _LONGEST_PAUSE: Final = 0.5
 
 
 class StepTransaction:
-    """What the function of `ctx.transaction` works with, until it returns. It never commits or rolls back by itself."""
+    """The transaction of a function of `ctx.transaction`, until that returns. It never commits or rolls back by itself."""
 
     __slots__ = ("_opened",)
 

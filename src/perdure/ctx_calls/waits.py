@@ -156,14 +156,14 @@ class SignalCall(WaitCall):
 
 
 class ApprovalRequest(NamedTuple):
-    """What `ctx.approve` asks. `hint` is the type of the payload, also of one that was edited."""
+    """The request of `ctx.approve`. `hint` is the type of the payload, also of one that was edited."""
 
     payload: Any
     assignees: tuple[str, ...]
     hint: Any
 
     def open(self, codec: Codec, deadline: int | None) -> OpenApproval:
-        """What the open entry holds. Raises `ValueNotStorable`."""
+        """Return the payload of the open entry. Raises `ValueNotStorable`."""
         payload, _ = codec.dump(self.payload, self.hint, path="payload")
         if len(payload) > MAX_PAYLOAD_BYTES:
             reason = (

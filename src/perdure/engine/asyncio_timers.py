@@ -32,7 +32,7 @@ _MANY: Final = 1_000
 
 
 class TimersDrive(Protocol):
-    """What is used here of a `Drive`."""
+    """The drive, as its timers see it."""
 
     @property
     def body(self) -> BodyQueue: ...

@@ -1,4 +1,4 @@
-"""Whether a run is to be cancelled, why, and whether it undoes what it has done.
+"""Return whether a run is to be cancelled, why, and whether it undoes what it has done.
 
 A run is cancelled on request, which its row tells (`cancel_requested`), or because its deadline has passed. That it is to undo
 nothing stands in its inbox. Where the body was cancelled is an entry of the journal.
@@ -46,12 +46,12 @@ class Cancellation:
 
     @property
     def is_next(self) -> bool:
-        """Whether the run is to be cancelled and the journal does not say where."""
+        """Return whether the run is to be cancelled and the journal does not say where."""
         return self.is_requested and not self.is_recorded
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether the entry that says where the body is cancelled was recorded, and has not reached it."""
+        """Return whether the entry that says where the body is cancelled was recorded, and has not reached it."""
         return self.is_recorded and not self.is_delivered
 
     @property

@@ -1,4 +1,4 @@
-"""What a drive knows of its children: the runs that its body has started, and how they are created, read and cancelled.
+"""The children of a drive: the runs that its body has started, and the verbs to create, read and cancel them.
 
 A child is a run of its own, with an id that follows from its parent's id and its key: a repeated start finds it. Its row in the
 store is the truth about it. The inbox row that its end puts into the parent's inbox only says that it is time to read that row,
@@ -48,11 +48,11 @@ class ChildRuns(Protocol):
         ...
 
     def keeps_parent_in_memory(self) -> bool:
-        """Whether a child is driven here for its parent only, so that the parent should wait for it in memory."""
+        """Return whether a child is driven here for its parent only, so that the parent should wait for it in memory."""
         ...
 
     def wake_at(self) -> int | None:
-        """When the parent must be in memory again, so that a child goes on which no worker drives."""
+        """Return when the parent must be in memory again, to resume a child that no worker runs."""
         ...
 
 
@@ -71,7 +71,7 @@ class StartedChild(msgspec.Struct, eq=False):
 
     @property
     def address(self) -> Awaited:
-        """What the parent waits for."""
+        """Return the address that the parent waits for."""
         return Awaited("child", self.parent_key)
 
     def note_created(self) -> None:
@@ -122,7 +122,7 @@ class Children:
         return any(run_id == child_id(self._run.id, parent_key, self._run.generation, undone) for undone in times)
 
     def is_retried(self, key: str, journal: Sequence[Entry]) -> bool:
-        """Whether a retry of this run has dropped what was recorded under `key`, so that the child may have ended before."""
+        """Return whether a retry of this run has dropped the record of `key`, so that the child may have ended before."""
         return key in self._look_at_drops(journal)
 
     def _look_at_drops(self, journal: Sequence[Entry]) -> frozenset[str]:

@@ -4,7 +4,7 @@ A `Drive` owns the body's queue (`BodyQueue`), its calls and its place in the jo
 and what the run waits for (`Waits`). What happens when the body rests is `rest`: its order is the rule by which every replay
 repeats the first run. The drive ends in one of six ways: the body ended, the run suspended, it was cancelled, it was stopped (a
 deploy), it does not fit the code, or the attempt failed (it could not be recorded, or its code called `sys.exit`). After that
-whatever the body still does is discarded, and every ctx call in it raises.
+perdure discards everything that the body does, and every ctx call in it raises.
 
 Cancelling a run is an entry like any other: it reaches the body when the store has acknowledged it and the body rests, so a
 replay cancels the body at the same place. The body may clean up with ctx calls for `cancel_grace`. Then, as after a failure,
@@ -99,7 +99,7 @@ _MOST_CHILDREN_LOOKED_AT: Final = 100
 
 
 class BodyClosing(Protocol):
-    """What is left to do when a body has ended."""
+    """The work between the end of a body and the end of its run."""
 
     def is_needed(self, result: Any, /) -> bool:
         """Return whether there is something to do before the run ends with this result."""
@@ -195,7 +195,7 @@ class Drive:
         self.is_check = False
         # Whether nothing may reach the body for now: the store is asked to suspend the run, or listeners are waited for.
         self._is_frozen = False
-        # What is delivered next, since listeners have had it.
+        # The call that gets its entry next: listeners have had that.
         self._published: tuple[Call, Entry] | None = None
         self._leaving: Leaving | None = None
         # Done when there is something that `drive` has to deal with.
@@ -217,9 +217,9 @@ class Drive:
         self._is_drain_over = False
         # Set by the workflow's function, since what its calls leave to be done is known there.
         self.closing: BodyClosing | None = None
-        # What is left to do when the function has ended, or has no more time.
+        # Closes the run after its function has ended, or has no more time.
         self._closing_task: asyncio.Future[None] | None = None
-        # What the closing needs before it goes on: an entry of the journal, or something outside the run.
+        # The closing waits for this: an entry of the journal, or something outside the run.
         self._closing_waits_for: asyncio.Future[Any] | None = None
         self._timers: list[Timer | asyncio.TimerHandle] = []
         # When a parent that waits for more children may leave memory again.
@@ -236,7 +236,7 @@ class Drive:
 
     @property
     def has_lease(self) -> bool:
-        """Whether the run is in a store, and ours to drive."""
+        """Return whether the run is in a store, and ours to drive."""
         return self._store is not None
 
     @property
@@ -251,32 +251,32 @@ class Drive:
 
     @property
     def undoes(self) -> bool:
-        """Whether a cancelled run compensates what it has done."""
+        """Return whether a cancelled run compensates what it has done."""
         return self.cancellation.undoes
 
     @property
     def is_closed(self) -> bool:
-        """Whether ctx calls are refused, since the run has left memory or ended."""
+        """Return whether ctx calls are refused, since the run has left memory or ended."""
         return self.calls.closed is not None
 
     @property
     def is_replaying(self) -> bool:
-        """Whether recorded results are still being delivered."""
+        """Return whether recorded results are still being delivered."""
         return not self.is_live and bool(self.calls.cursor.entries)
 
     @property
     def may_record(self) -> bool:
-        """Whether what the body has done may be written. Not while results are missing: the code may have diverged."""
+        """Return whether what the body has done may be written. Not while results are missing: the code may have diverged."""
         return self.is_live and not self.calls.cursor.missing
 
     @property
     def must_not_record(self) -> bool:
-        """Whether the end of a step is discarded: the run has left memory or ended, or its function has left the step behind."""
+        """Return whether the end of a step is discarded: the run has left memory or ended, or its function has ended."""
         return self.calls.closed is not None or self._ending is not None
 
     @property
     def records_nothing(self) -> bool:
-        """Whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
+        """Return whether nothing is recorded of the run, and nobody listens: `await wf(x)`."""
         return self._store is None and not self.rebuilds_errors and not self.is_check and not self.publisher.subscribers
 
     def note_time(self) -> None:
@@ -532,7 +532,7 @@ class Drive:
 
     @property
     def _is_closing_by_itself(self) -> bool:
-        """Whether the closing of the run is about to go on, so that nothing else may reach it or happen first."""
+        """Return whether the closing of the run is about to act, so that nothing else may reach the run or happen first."""
         waits_for = self._closing_waits_for
         return self._closing_task is not None and (waits_for is None or waits_for.done())
 
@@ -757,7 +757,7 @@ class Drive:
             self.lost()
             self.calls.refuse()
 
-    # Why it does not go on.
+    # Why the run stops.
 
     def misfit(self, error: PerdureError) -> NoReturn:
         """The run does not fit this code: stop it without letting the body see why. It is tried again later, as it was."""
@@ -889,7 +889,7 @@ class Drive:
         if self._main is None or self._main.done() or self._closing_task is not None:
             return
         self._main.cancel()
-        # A body that swallows this and goes on has no more say after a while.
+        # A body that swallows this has no more say after a while.
         seconds = self.settings.cancel_grace
         self._timers.append(self.body.call_later(seconds, self._function_ended, Err(RunCancelled(self.run.id))))
 
@@ -937,7 +937,7 @@ class Drive:
         return True
 
     def _function_ended(self, result: Any) -> None:
-        """The workflow's function has ended, or has no more time. What is left to do is done before the run ends."""
+        """The workflow's function has ended, or has no more time: close the run before it ends."""
         if self._closing_task is not None or self.is_closed or self._ending is not None:
             return
         if not self.cancellation.is_delivered:
@@ -1029,7 +1029,7 @@ class Drive:
         return outcome_of(self.codec, self.run, self._hints) if self.rebuilds_errors and isinstance(outcome, Err) else outcome
 
     async def _continue_as(self, new: NewInput) -> Outcome[Any]:
-        """Let the run start over, due at once: another drive goes on with it."""
+        """Let the run start over, due at once, in another drive."""
         try:
             await self.recorder.continue_as(new)
         except ValueNotStorable as refusal:

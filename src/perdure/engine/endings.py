@@ -1,4 +1,4 @@
-"""How a run ends: its outcome, when its function has returned or raised, was cancelled, or starts over."""
+"""The end of a run: its outcome, when its function has returned or raised, was cancelled, or starts over."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ending_of_body(
     left: Sequence[str],
     on_unknown_steps: Callable[[SnapshotMismatch], None],
 ) -> Ending | StartOver:
-    """How the run ends whose body returned `result`, or `Err(exception)` if it raised, or starts over.
+    """Return how the run ends whose body returned `result`, or `Err(exception)` if it raised, or starts over.
 
     `passed_deadline` is set if that is why the body was cancelled. `left` has the keys of what a cancelled run does not undo,
     because its caller asked for that. `on_unknown_steps` gets the error that steps of a snapshot or resume state were never asked
@@ -111,6 +111,6 @@ def ending_of_cancelled_run(run: RunRow, left: Sequence[str]) -> Ending:
 
 
 def ending_of_dead_run(run: RunRow, codec: Codec, hints: Hints) -> Ending:
-    """How a run ends of which too many attempts in a row failed, or ended with their process."""
+    """Return how a run ends of which too many attempts in a row failed, or ended with their process."""
     error = RunDead(run.id, run.attempts - 1, run.problem)
     return Ending("dead", run_ending(codec, Err(error), hints).payload, Err(error))

@@ -52,7 +52,7 @@ _thread: Final = LoopThread("perdure-heartbeat")
 
 
 class LeasedDrive(Protocol):
-    """What is asked of a `Drive` whose lease is renewed."""
+    """The drive, as the heartbeat sees it."""
 
     @property
     def clock(self) -> Clock: ...
@@ -88,7 +88,7 @@ class HeldLease:
         self._valid_until = asked_at + ttl * (1 - MARGIN)
 
     def is_valid(self) -> bool:
-        """Whether no other process can have claimed the run yet, so that a step may be started."""
+        """Return whether no other process can have claimed the run yet, so that a step may be started."""
         return elapsed() < self._valid_until
 
     def running_steps(self) -> bytes | None:
@@ -96,16 +96,16 @@ class HeldLease:
         return encode_running_steps(self._drive.executing.copy())
 
     def is_executing(self) -> bool:
-        """Whether the holder's loop executes the code of this run just now."""
+        """Return whether the holder's loop executes the code of this run just now."""
         return self._drive.body.is_pumping
 
     def is_blocked(self) -> bool:
-        """Whether the holder's loop has been blocked for so long that other workers are to take the run over."""
+        """Return whether the holder's loop has been blocked for so long that other workers are to take the run over."""
         watched = _loop_watch.loops.get(self.loop)
         return self._max_blocked is not None and watched is not None and watched.blocked_for >= self._max_blocked
 
     def was_asked_before(self, time: float) -> bool:
-        """Whether the last reply about this lease belongs to a request that was sent before this time."""
+        """Return whether the last reply about this lease belongs to a request that was sent before this time."""
         return self._asked_at <= time
 
     def extend(self, asked_at: float, pulse: Pulse) -> bool:
@@ -132,7 +132,7 @@ class HeldLease:
 
 
 class _Changes:
-    """When the leases on a store have to be asked about: at the time of their renewal, or after a change of the store.
+    """Tell when the leases on a store have to be asked about: at the time of their renewal, or after a change of the store.
 
     A renewal says whether the run was cancelled or has got a signal. So a process learns of that when its store can report a
     change, or is polled, and not only after a third of the ttl.

@@ -10,7 +10,7 @@ can never hold a value, the longest result of the write becomes its step's recor
 
 The entry of a transactional step (`commit`) is written by that step's own database transaction, in its turn:
 - From before the transaction begins until its reply, no other write of the run is in flight. Such a write could wait for a lock
-  that the transaction holds, while the transaction waits for the write. What is appended meanwhile waits.
+  that the transaction holds, while the transaction waits for the write. Entries that are appended meanwhile wait.
 - The entry is numbered when the step's function has returned. Everything that was appended before it goes into the same
   transaction, everything after it is sent after the reply. So the journal has neither a gap nor another order.
 - If the transaction is rolled back, its number is used all the same: an entry that says what became of the step takes its place
@@ -59,7 +59,7 @@ Commit: TypeAlias = Callable[[Entry, Sequence[Entry], Sequence[int], Sequence[It
 
 
 class RecordingDrive(Protocol):
-    """What the recorder tells of a `Drive`."""
+    """The drive, as its recorder sees it."""
 
     @property
     def clock(self) -> Clock: ...
@@ -178,7 +178,7 @@ class Recorder:
 
     @property
     def acknowledged_length(self) -> int:
-        """How many entries of the journal may be shown as recorded."""
+        """Return how many entries of the journal may be shown as recorded."""
         if not self.has_store:
             return len(self.journal)
         return len(self.journal) - (self._next_seq - 1 - self._acknowledged_seq)
@@ -269,7 +269,7 @@ class Recorder:
                 return
 
     async def continue_as(self, new: NewInput) -> None:
-        """Let the run start over with this input. What is not recorded yet is dropped: the new start has no use for it."""
+        """Let the run start over with this input. Drop entries that are not recorded yet: the new start has no use for them."""
         if not self.has_store:
             self._leave_behind()
             return
@@ -420,7 +420,7 @@ class Recorder:
             self._take_acknowledgement(writing.result(), entries, items)
 
     def _take_reply_of_transaction(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
-        """Take the reply, and let others write. What was sent is not sent again as it is: the step's own writes are missing."""
+        """Take the reply, and let others write. The same is not sent again: the step's own writes would be missing."""
         self._is_held = False
         entries, consume, items = self._written
         error = PersistenceError("a transaction", "it was cut off") if is_unknown(writing) else writing.exception()
@@ -445,7 +445,7 @@ class Recorder:
         self._wrote(entries)
         if items:
             self.on_items_written(items)
-        # What the body appends now that it goes on is sent when it rests.
+        # The body resumes now; its entries are sent when it rests.
         is_more_to_write = self._entries or self._holders or self._are_items_due
         self.report_written()
         if is_more_to_write:

@@ -57,7 +57,7 @@ _NULL: Final = msgspec.Raw(b"null")
 
 
 class StreamOwner(Protocol):
-    """What is used here of a `Drive`."""
+    """The drive, as its streams see it."""
 
     @property
     def run(self) -> RunRow: ...
@@ -171,7 +171,7 @@ class Streams:
         self._add(ATTEMPT_ENDS, self._ends, msgspec.json.encode(end))
 
     def is_turn_over(self) -> bool:
-        """Whether the body has emitted so much that it has to take a turn; then the next one begins."""
+        """Return whether the body has emitted so much that it has to take a turn; then the next one begins."""
         if self._turn_count < MOST_ITEMS and self._turn_bytes < MOST_BYTES:
             return False
         self._turn_count = self._turn_bytes = 0
@@ -179,7 +179,7 @@ class Streams:
 
     @property
     def has_room(self) -> bool:
-        """Whether an item may be added without waiting for the store. Nothing is waited for while nothing may be sent."""
+        """Return whether an item may be added without waiting for the store. Nothing is waited for while nothing may be sent."""
         return (self._count < MOST_ITEMS and self._bytes < MOST_BYTES) or not self._drive.may_record
 
     async def wait_for_room(self) -> None:
@@ -272,7 +272,7 @@ async def end_stream(drive: StreamOwner, name: str) -> None:
 
 
 async def _begin(drive: StreamOwner, name: str, value: Any, max_items: int) -> tuple[Streams | None, bytes]:
-    """What a call in the body needs. Without a store there are no streams: nothing could read them."""
+    """Return the streams and the encoded value, for a call in the body. Without a store there are no streams."""
     check_stream(name)
     check_positive(max_items, "max_items")
     if isinstance(current.get(), StepInfo):
@@ -359,7 +359,7 @@ def _dropped_keys(drops: Iterable[Entry]) -> frozenset[str]:
 
 
 async def _count_before(store: StreamStore, run: RunRow, name: str, seq: int) -> int:
-    """How many items of the body were emitted before the record with this seq had reached it."""
+    """Return how many items of the body were emitted before the record with this seq had reached it."""
     seqs: list[int] = []
     after = -1
     while items := await store.items(run.id, name, after=after, limit=_PAGE):

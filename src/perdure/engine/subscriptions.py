@@ -200,7 +200,7 @@ class Subscriptions:
 
     @property
     def has_pending(self) -> bool:
-        """Whether an event is queued that is not published yet."""
+        """Return whether an event is queued that is not published yet."""
         return self._published_count != self._queued_count
 
     def publish(self, event: Event, first: Subscription | None) -> None:

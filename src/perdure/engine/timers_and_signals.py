@@ -1,11 +1,11 @@
-"""What a run waits for: instants and inbox rows.
+"""The open waits of a run: for instants, and for inbox rows.
 
 A wait is opened with an absolute deadline, which is recorded, so that a replay waits for the same instant. Signals of one name
 go, in order of arrival, to the waits for it in the order in which these were opened.
 
 A wait of the body is taken when the run is live and the body rests, one at a time: what the body does with the first may cancel
-the second, and a signal must not be consumed by a wait that is about to be cancelled. What the engine waits for outside the body,
-until a step is tried again or for news of a child, is *immediate*: it ends as soon as it can.
+the second, and a signal must not be consumed by a wait that is about to be cancelled. The engine waits outside the body until a
+step is tried again, or for news of a child. Such a wait is *immediate*: it ends as soon as it can.
 
 A signal that the store accepted before a wait's deadline wins over it, so the inbox is read once more before such a wait expires:
 another process may have sent the signal, and its notification may be late or lost. Nothing is read while no wait is open for an
@@ -74,14 +74,14 @@ def _push(heap: _Heap, rank: int, wait: Wait, number_open: int) -> None:
 
 
 def _first(heap: _Heap) -> Wait | None:
-    """The open wait with the lowest rank, of several the one that was opened first."""
+    """Return the open wait with the lowest rank, of several the one that was opened first."""
     while heap and not heap[0][-1].is_open:
         heapq.heappop(heap)
     return heap[0][-1] if heap else None
 
 
 class WaitingDrive(Protocol):
-    """What the waits need of the drive."""
+    """The drive, as its waits see it."""
 
     clock: Clock
     body: Any
@@ -132,7 +132,7 @@ class Waits:
 
     @property
     def inbox(self) -> tuple[Signal, ...]:
-        """The rows that were received and are not recorded as consumed."""
+        """Return the rows that were received and are not recorded as consumed."""
         self._forget_recorded()
         if not self._signals and not self._taken:
             return ()
@@ -141,15 +141,15 @@ class Waits:
 
     @property
     def has_address(self) -> bool:
-        """Whether a wait is open for an inbox row."""
+        """Return whether a wait is open for an inbox row."""
         return bool(self._by_address)
 
     def has_row(self, address: Awaited) -> bool:
-        """Whether a row with this address was received that no wait has taken."""
+        """Return whether a row with this address was received that no wait has taken."""
         return address in self._signals
 
     def take_rows(self, address: Awaited) -> list[Signal]:
-        """The rows with this address that were received and that no wait has taken: they are taken now."""
+        """Take the rows with this address that were received and that no wait has taken."""
         rows = [signal for _, signal in sorted(self._signals.pop(address, ()), key=itemgetter(0))]
         self._taken += rows
         return rows
@@ -169,7 +169,7 @@ class Waits:
         self._arm()
 
     def _match(self, wait: Wait) -> None:
-        """There is a signal for this wait: an immediate one takes it now."""
+        """Note that there is a signal for this wait. An immediate wait takes it now."""
         if wait.address is not None and wait.is_immediate:
             self._end(wait, self._signals[wait.address][0][1])
         else:
@@ -187,7 +187,7 @@ class Waits:
         self._tell_body()
 
     def _tell_body(self) -> None:
-        """There may be something to take."""
+        """Let the body look whether a wait can end."""
         if self._drive is not None:
             self._drive.body.schedule()
 
@@ -223,7 +223,7 @@ class Waits:
             return matched
         wait = _first(self._by_deadline)
         if wait is None or wait.deadline is None or wait.is_immediate:
-            return None  # an immediate wait has a timer of its own, and those after it are not due
+            return None  # an immediate wait has its own timer, and those after it are not due
         now = self._clock.now()
         if wait.deadline > now:
             self._arm()  # the timer was early by this clock
@@ -231,7 +231,7 @@ class Waits:
         return None if self._must_read_inbox(wait, wait.deadline, now) else (wait, None)
 
     def _must_read_inbox(self, wait: Wait, deadline: int, now: int) -> bool:
-        """Whether this wait may not expire yet, because what was sent before its deadline may not have been received."""
+        """Return whether this wait may not expire yet: a row that was sent before its deadline may not have been received."""
         if wait.address is None or self._store is None:
             return False
         if wait.expiry is not None:
@@ -247,12 +247,12 @@ class Waits:
         return True
 
     def wake_at(self) -> int | None:
-        """The earliest deadline."""
+        """Return the earliest deadline."""
         wait = _first(self._by_deadline)
         return None if wait is None else wait.deadline
 
     def addresses(self) -> tuple[Awaited, ...]:
-        """What inbox rows are waited for, in the order in which the waits were opened."""
+        """Return the addresses that the waits are open for, in the order in which they were opened."""
         waiting = sorted((wait.seq, index, wait.address) for index, wait in enumerate(self._open) if wait.address is not None)
         return tuple(dict.fromkeys(address for _, _, address in waiting))
 
@@ -324,12 +324,12 @@ class Waits:
     # Reading the inbox.
 
     def look(self) -> None:
-        """Something may have been sent: fetch what is new, unless nothing waits for it."""
+        """Fetch new rows, since somebody may have sent some, unless no wait is open for one."""
         if self.has_address:
             self._read(self._clock.now())
 
     def watch(self) -> None:
-        """The body rests: look whenever the store may have changed, as long as a row is waited for."""
+        """Look whenever the store may have changed, as long as a wait is open for a row. The body rests."""
         if self._watching is None and self.has_address and self._store is not None:
             self._watching = self._loop.call_later(self.watches_after, self._watch_now, self._store)
 
@@ -346,7 +346,7 @@ class Waits:
                 self._watch_now(self._store)
 
     def _read(self, asked_at: int) -> None:
-        """Fetch what is new; `asked_at` is the present instant."""
+        """Fetch new rows; `asked_at` is the present instant."""
         if self._store is not None:
             fetching = self._loop.create_task(self._fetch(self._store, asked_at), context=contextvars.Context())
             _fetching.add(fetching)
