@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from perdure import Context, Workflow
+from perdure import Context, Err, Ok, Suspended, Workflow, workflow
 from tests.engine.replays import twice
 from tests.engine.worlds import world
 from tests.patience import PATIENCE, turns
@@ -270,3 +271,34 @@ async def test_a_run_without_a_store_cancels_its_steps_too() -> None:
         return left
 
     assert sorted(await Workflow("flow", flow)()) == ["a", "b"]
+
+
+async def test_what_a_failure_had_cancelled_is_called_again_after_a_retry_and_replays_like_that() -> None:
+    calls: list[str] = []
+
+    async def fails_once() -> str:
+        calls.append("fails once")
+        if calls.count("fails once") == 1:
+            raise OSError("not yet")
+        return "went well"
+
+    async def hangs_once() -> str:
+        calls.append("hangs once")
+        if calls.count("hangs once") == 1:
+            await asyncio.get_running_loop().create_future()
+        return "ended"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> list[Any]:
+        async with asyncio.TaskGroup() as group:
+            hanging = group.create_task(ctx.step(hangs_once))
+            failing = group.create_task(ctx.step(fails_once))
+        return [hanging.result(), failing.result(), await ctx.wait_for_signal("go")]
+
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Err)
+        await here.runtime.retry("run")
+        assert isinstance((await here.later("1m"))["run"], Suspended)
+        await here.runtime.signal("run", "go", "now")
+        assert await here.later("1m") == {"run": Ok(["ended", "went well", "now"])}
+    assert Counter(calls) == {"fails once": 2, "hangs once": 2}

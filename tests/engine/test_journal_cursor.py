@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.body.journal_cursor import STARTED_TOGETHER, AskingCall, JournalCursor
 from perdure.errors import COMPENSATION_PREFIX
@@ -463,3 +464,36 @@ def test_an_entry_that_the_store_has_replaced_is_an_end_only_if_it_is_a_result(p
     record(cursor, entry(1, "a"), is_acknowledged=False)
     cursor.replace(entry(1, "a", phase))
     assert len(cursor.entries) == left
+
+
+@pytest.mark.parametrize(
+    ("came_again", "is_missing"),
+    [
+        ([entry(9, "undone")], True),
+        ([replace(entry(9, "undone"), payload=b"2")], False),
+        ([replace(entry(9, "undone"), ok=False)], False),
+        ([entry(9, "other"), entry(10, "undone")], False),
+    ],
+    ids=["alike", "another value", "a failure", "after something else"],
+)
+def test_what_came_after_an_undone_result_is_owed_once_that_has_come_again(came_again: list[Entry], is_missing: bool) -> None:
+    later = entry(2, "later")
+    cursor: Cursor = JournalCursor([later, *came_again], undone_results=[entry(1, "undone")], owed_after=[later])
+    ask(cursor, *(each.key for each in came_again))
+    cursor.settle()
+    assert cursor.look().what == "unasked"
+    cursor.pass_over()
+    assert cursor.missing_keys() == []
+    assert delivered(cursor) == [each.key for each in came_again]
+    assert cursor.missing_keys() == (["later"] if is_missing else [])
+
+
+def test_what_came_after_two_undone_results_waits_for_both_to_come_again() -> None:
+    middle, last = entry(2, "middle"), entry(4, "last")
+    undone = [entry(1, "first"), entry(3, "second")]
+    cursor: Cursor = JournalCursor([entry(8, "first"), entry(9, "second")], undone_results=undone, owed_after=[middle, last])
+    ask(cursor, "first", "second")
+    cursor.settle()
+    for key, expected in (("first", {2}), ("second", {2, 4})):
+        assert cursor.look().call is not None, key
+        assert cursor._owed_again == expected  # nothing else tells before the journal is used up

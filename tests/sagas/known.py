@@ -39,7 +39,7 @@ KNOWN: Final[tuple[Known, ...]] = (
         lambda program, text: "does not ask for it" in text and _renames(program, "child", "each"),
     ),
     Known(
-        "after a retry nothing is owed that came after a step that was undone, so a rename without alias is not noticed",
+        "after a retry nothing is owed that came after an undone step which now returns something else: a rename goes unnoticed",
         "charged again",
         lambda program, _: _does(program, "retry") and _renames(program, "pay", "map"),
     ),

@@ -66,7 +66,14 @@ class JournalCursor(Generic[C]):
     """The place in the journal of one run that its body has come to."""
 
     def __init__(
-        self, entries: Iterable[Entry], *, has_store: bool = True, owed: Collection[int] = (), retired: Collection[str] = ()
+        self,
+        entries: Iterable[Entry],
+        *,
+        has_store: bool = True,
+        owed: Collection[int] = (),
+        undone_results: Iterable[Entry] = (),
+        owed_after: Iterable[Entry] = (),
+        retired: Collection[str] = (),
     ) -> None:
         # Recorded and neither delivered nor passed over, in order.
         self.entries = deque(entries)
@@ -87,6 +94,10 @@ class JournalCursor(Generic[C]):
         self._loose: dict[str, deque[Entry]] = {}
         self.missing: dict[str, Entry] = {}
         self._owed = owed
+        # Results that were undone, and entries that are owed as soon as the steps before them have returned the same again.
+        self._undone_results = deque(undone_results)
+        self._owed_after = deque(owed_after)
+        self._owed_again: set[int] = set()
         self._retired = retired
         # What each key stands for.
         self.kinds: dict[str, Kind] = {entry.key: entry.kind for entry in self.entries}
@@ -232,19 +243,21 @@ class JournalCursor(Generic[C]):
     def pass_over(self) -> Entry:
         """Skip the entry that `look` found, since nobody asks for it."""
         entry = self.entries.popleft()
-        if entry.phase == "close" and entry.kind not in ("timer", "cancel"):
+        is_result = entry.phase == "close" and entry.kind not in ("timer", "cancel")
+        if is_result or (entry.phase == "open" and entry.kind != "timer"):
             self._loose.setdefault(entry.key, deque()).append(entry)
-            if self._is_owed(entry):
-                self.missing[entry.key] = entry
-        elif entry.phase == "open" and entry.kind != "timer":
-            self._loose.setdefault(entry.key, deque()).append(entry)
-            is_effect = entry.kind in ("step", "child") or self.owes_waits
-            if is_effect and entry.seq in self._dangling and self._is_owed(entry):
-                self.missing[entry.key] = entry
+            self._note_missing(entry)
         return entry
 
+    def _note_missing(self, entry: Entry) -> None:
+        """Note that unchanged code would have asked for this entry, if it would."""
+        is_effect = entry.kind in ("step", "child") or self.owes_waits
+        is_in_doubt = entry.phase == "open" and is_effect and entry.seq in self._dangling
+        if (entry.phase == "close" or is_in_doubt) and self._is_owed(entry):
+            self.missing[entry.key] = entry
+
     def _is_owed(self, entry: Entry) -> bool:
-        if entry.seq not in self._owed or entry.key in self._given_up:
+        if (entry.seq not in self._owed and entry.seq not in self._owed_again) or entry.key in self._given_up:
             return False
         return entry.key not in self._retired and entry.name not in self._retired
 
@@ -299,6 +312,21 @@ class JournalCursor(Generic[C]):
     def _note_delivery(self, entry: Entry) -> None:
         self.last_at = max(self.last_at, entry.ended_at)
         self.last_seq = max(self.last_seq, entry.seq)
+        if self._undone_results and entry.seq > self._undone_results[0].seq:
+            self._note_repeated(entry)
+
+    def _note_repeated(self, entry: Entry) -> None:
+        """Owe what came after an undone result if this is the same result again. Otherwise the body may go another way."""
+        undone = self._undone_results[0]
+        if (entry.key, entry.ok, entry.payload) != (undone.key, undone.ok, undone.payload):
+            self._undone_results.clear()
+            return
+        self._undone_results.popleft()
+        while self._owed_after and not (self._undone_results and self._undone_results[0].seq < self._owed_after[0].seq):
+            owed = self._owed_after.popleft()
+            self._owed_again.add(owed.seq)
+            if owed in self._loose.get(owed.key, ()) and owed.key not in self.asked:
+                self._note_missing(owed)
 
     # What the drive records.
 

@@ -161,8 +161,15 @@ class Drive:
         self._unreadable = self._unreadable or self.cancellation.problem
         self.children = Children(claim.run, child_runs, recorded.undone)
         self.waits = Waits(self, claim, store)
-        owed: Collection[int] = () if options.on_divergence == "run" else recorded.owed
-        cursor: JournalCursor[Call] = JournalCursor(recorded.entries, has_store=store is not None, owed=owed, retired=retired)
+        stops = options.on_divergence != "run"
+        cursor: JournalCursor[Call] = JournalCursor(
+            recorded.entries,
+            has_store=store is not None,
+            owed=recorded.owed if stops else (),
+            undone_results=recorded.undone_results if stops else (),
+            owed_after=recorded.owed_after,
+            retired=retired,
+        )
         cursor.last_at = self.run.began_at
         self.body = BodyQueue(self.loop, self, self.run.id, self.run.seed, cursor.last_at, self.clock.now())
         self.calls = Calls(self.run.id, self.body, cursor, retired, self.misfit)
@@ -1211,7 +1218,7 @@ def _cancelled_error(main: asyncio.Task[Any]) -> BaseException | None:
 def _readable(claim: Claim, *, owes_imported: bool) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """Return what the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], set(), {}, {}, None), None
+        return JournalIndex([], set(), [], [], {}, {}, None), None
     try:
         return JournalIndex.of(claim.journal, owes_imported=owes_imported), None
     except ValueError as reason:

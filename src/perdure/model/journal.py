@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -184,6 +185,9 @@ class JournalIndex(NamedTuple):
     entries: list[Entry]
     # The seqs of those that unchanged code asks for again.
     owed: set[int]
+    # Results that the last retry dropped because they were undone, and entries that are owed once these come again alike.
+    undone_results: list[Entry]
+    owed_after: list[Entry]
     # What steps recorded before their functions were called, and how often each step was undone before.
     intents: dict[str, Intent]
     undone: dict[str, int]
@@ -200,9 +204,12 @@ class JournalIndex(NamedTuple):
         if len(kept) < len(entries):
             void = void_cancellations(sorted(entries, key=attrgetter("seq")))
             kept = [entry for entry in kept if entry.seq not in void]
+        owed, undone_results, owed_after = _owed(entries, kept, owes_imported=owes_imported)
         return cls(
             entries=kept,
-            owed=_owed(entries, kept, owes_imported=owes_imported),
+            owed=owed,
+            undone_results=undone_results,
+            owed_after=owed_after,
             intents=read_intents(kept),
             undone=count_undone(entries) if len(kept) < len(entries) else {},
             cancel_point=_find_cancel_point(kept),
@@ -219,7 +226,7 @@ def void_cancellations(entries: list[Entry]) -> set[int]:
     for at, drop in enumerate(entries):
         if drop.phase != "drop":
             continue
-        since = _first_result(entries[:at], drop)
+        since = min((result.seq for result in _dropped_results(entries[:at], drop)), default=drop.seq)
         used_later: set[str] = set()
         is_last = True
         for entry in reversed(entries[:at]):
@@ -230,17 +237,17 @@ def void_cancellations(entries: list[Entry]) -> set[int]:
     return void
 
 
-def _first_result(earlier: Iterable[Entry], drop: Entry) -> int:
-    """Return the seq of the first result in force that the entry drops, or its own if it drops none."""
+def _dropped_results(earlier: Iterable[Entry], drop: Entry) -> list[Entry]:
+    """Return the results in force that the entry drops, in the order of the journal."""
     dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-    results: dict[str, int] = {}
+    results: dict[str, Entry] = {}
     for entry in earlier:
         if entry.phase == "drop":
             for key in msgspec.json.decode(entry.payload, type=list[str]):
                 results.pop(key, None)
         elif entry.phase == "close" and entry.key in dropped:
-            results[entry.key] = entry.seq
-    return min(results.values(), default=drop.seq)
+            results[entry.key] = entry
+    return sorted(results.values(), key=attrgetter("seq"))
 
 
 def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
@@ -248,17 +255,25 @@ def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
     return None if cancel is None else msgspec.json.decode(cancel.payload, type=CancelPoint)
 
 
-def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> set[int]:
-    """Return the seqs of the entries that unchanged code asks for.
+def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> tuple[set[int], list[Entry], list[Entry]]:
+    """Return the seqs of the entries that unchanged code asks for, the undone results, and what is owed once these come again.
 
-    What came after a result that `retry` set aside is never owed, since the body goes another way without that result. What was
-    imported from a snapshot, which may lack steps and have others, is owed only if the program asks for that.
+    Unchanged code may go another way after a failure that `retry` dropped. So it may after a result that was undone and dropped,
+    unless the step returns the same again. Entries that were imported from a snapshot, which may lack steps and have others, are
+    owed only if the program asks for that.
     """
     ordered = sorted(entries, key=attrgetter("seq"))
     drops = [(at, drop) for at, drop in enumerate(ordered) if drop.phase == "drop"]
-    windows = [(_first_result(ordered[:at], drop), drop.seq) for at, drop in drops]
-    own = (entry for entry in kept if owes_imported or (entry.epoch and entry.kind != "foreign"))
-    return {entry.seq for entry in own if not (windows and _is_within(entry, windows))}
+    dropped = [(_dropped_results(ordered[:at], drop), drop.seq) for at, drop in drops]
+    windows = [(results[0].seq, last) for results, last in dropped if results]
+    own = [entry for entry in kept if owes_imported or (entry.epoch and entry.kind != "foreign")]
+    owed = {entry.seq for entry in own if not (windows and _is_within(entry, windows))}
+    if not windows or not dropped[-1][0]:
+        return owed, [], []
+    undone = list(takewhile(attrgetter("ok"), dropped[-1][0]))
+    failed_at = next((result.seq for result in dropped[-1][0] if not result.ok), windows[-1][1])
+    after = [each for each in own if windows[-1][0] < each.seq < failed_at and not _is_within(each, windows[:-1])]
+    return owed, undone, after
 
 
 def _is_within(entry: Entry, windows: list[tuple[int, int]]) -> bool:
