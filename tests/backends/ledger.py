@@ -45,7 +45,9 @@ class Ledger:
 
 
 def lines_of(path: Path) -> list[Line]:
-    return [Line(*text.split()) for text in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines, but not one that another process is just writing."""
+    texts = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [Line(*text.split()) for text in texts if text.endswith("\n")]
 
 
 def result_of(number: int, *outside: str) -> list[Any]:

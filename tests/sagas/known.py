@@ -34,9 +34,9 @@ KNOWN: Final[tuple[Known, ...]] = (
         lambda program, _: _renames(program, "pay", "map", "child", "each"),
     ),
     Known(
-        "the same: a run that has begun children under both names fits no code",
+        "the same: a run that has begun children, or reached time limits, under both names fits no code",
         "hang",
-        lambda program, text: "does not ask for it" in text and _renames(program, "child", "each"),
+        lambda program, text: "does not ask for it" in text and _renames(program, "child", "each", "limit"),
     ),
     Known(
         "after a retry nothing is owed that came after an undone step which now returns something else: a rename goes unnoticed",
