@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Suspended, Workflow, workflow
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores, workflow
 from tests.engine.replays import twice
 from tests.engine.worlds import world
 from tests.patience import PATIENCE, turns
@@ -302,3 +303,39 @@ async def test_what_a_failure_had_cancelled_is_called_again_after_a_retry_and_re
         await here.runtime.signal("run", "go", "now")
         assert await here.later("1m") == {"run": Ok(["ended", "went well", "now"])}
     assert Counter(calls) == {"fails once": 2, "hangs once": 2}
+
+
+async def test_after_a_retry_what_a_cancelled_call_kept_back_is_not_missing() -> None:
+    """The retry has dropped the end of the cancelled call too. So the call ends again before anything is judged."""
+    may_fail, has_failed = asyncio.Event(), False
+
+    async def undo(_: None) -> None:
+        """Nothing is to be undone."""
+
+    async def hang() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def fails_once() -> str:
+        nonlocal has_failed
+        await may_fail.wait()
+        if not has_failed:
+            has_failed = True
+            raise OSError("not yet")
+        return "charged"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> list[Any]:
+        async def limited() -> str:
+            with contextlib.suppress(TimeoutError):
+                async with ctx.timeout("limit", 0.01):
+                    await ctx.step("fee", hang, compensate=undo)
+            value = await ctx.step("after the limit", str.upper, "done")
+            may_fail.set()
+            return value
+
+        return list(await asyncio.gather(limited(), ctx.step("charge", fails_once, compensate=undo)))
+
+    async with Runtime(stores.memory(), [flow], concurrency=0) as runtime, asyncio.timeout(PATIENCE):
+        assert isinstance(await runtime.run(flow, id="run"), Err)
+        await runtime.retry("run")
+        assert await runtime.resume("run") == Ok(["DONE", "charged"])

@@ -423,8 +423,13 @@ class Calls:
         return RunDiverged(self._run_id, asked, missing, [name for names in self._gone.values() for name in names], raised)
 
     def find_divergence(self) -> RunDiverged | None:
-        """Return the error of a body at rest that waits for something new while recorded results are missing."""
-        new = self.cursor.new_call() if self.cursor.missing else None
+        """Return the error of a body at rest that waits for something new while recorded results are missing.
+
+        Not while a cancelled call has yet to end: the body may ask for those results then.
+        """
+        if not self.cursor.missing or any(call.is_cancelled for call in self.cursor.asked.values()):
+            return None
+        new = self.cursor.new_call()
         return None if new is None else self.divergence(new.key, self.cursor.missing_keys())
 
 
