@@ -1,4 +1,4 @@
-"""Return whether a run is to be cancelled, why, and whether it undoes what it has done.
+"""The cancellation of a run: whether it is requested, why, and whether the run undoes what it has done.
 
 A run is cancelled on request, which its row tells (`cancel_requested`), or because its deadline has passed. That it is to undo
 nothing stands in its inbox. Where the body was cancelled is an entry of the journal.
